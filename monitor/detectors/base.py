@@ -1,0 +1,44 @@
+"""What every detector is: a specification, frozen settings, and a pure judgement per step."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from monitor.model import DetectorSpec, Observation, Verdict
+
+
+def setting(default: float, unit: str, help: str) -> Any:  # noqa: A002 - the field's own word
+    """A field of a detector's settings, with its unit and meaning; documentation is made from them."""
+    return field(default=default, metadata={"unit": unit, "help": help})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Base of a detector's frozen settings."""
+
+
+class Detector(ABC):
+    """Judges one run, one step at a time.
+
+    Pure: no clock, no I/O, no logging, no reset of its own. The state is bounded and picklable, and a step costs
+    the same however long the run is. The caller isolates exceptions and applies hysteresis.
+    """
+
+    spec: ClassVar[DetectorSpec]
+    settings_type: ClassVar[type[Settings]] = Settings
+
+    def __init__(self, settings: Settings | None = None) -> None:
+        self._settings = settings if settings is not None else self.settings_type()
+
+    @abstractmethod
+    def update(self, observation: Observation) -> Verdict | None:
+        """Judge a step. None when the row holds nothing that this detector watches: the last verdict stands."""
+
+    def tick(self, now: float) -> Verdict | None:
+        """Judge the passing of time; ``now`` is on the clock of ``Observation.time_seconds``. None: no opinion."""
+        return None
+
+    def restarted(self, time_seconds: float) -> None:
+        """The run's log was begun (again) at this time. Baselines stay: a resumed run is still the same run."""

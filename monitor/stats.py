@@ -1,0 +1,128 @@
+"""Bounded streaming statistics.
+
+Non-finite policy, the same for all: a value that is not finite is not taken in. It is never averaged, never
+counted as a sample and never moves a baseline; whoever needs to know about it looks at the observation itself
+(``non_finite`` does). That way a NaN cannot hide a later fault.
+
+All windows are short (at most a few hundred values), so a sort per step costs microseconds.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import insort
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+NAN = math.nan
+
+MAD_TO_SIGMA = 1.4826
+"""Median absolute deviation of a normal distribution times this is its standard deviation."""
+
+
+def median(values: Sequence[float]) -> float:
+    """Median; NaN of nothing."""
+    if not values:
+        return NAN
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else 0.5 * (ordered[middle - 1] + ordered[middle])
+
+
+def quantile(values: Sequence[float], q: float) -> float:
+    """Quantile ``q`` in 0..1, linear between neighbours; NaN of nothing."""
+    if not values:
+        return NAN
+    ordered = sorted(values)
+    place = q * (len(ordered) - 1)
+    low = math.floor(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def sigma(values: Sequence[float]) -> float:
+    """Robust standard deviation (scaled median absolute deviation); NaN of nothing."""
+    centre = median(values)
+    return MAD_TO_SIGMA * median([abs(v - centre) for v in values]) if values else NAN
+
+
+class Recent:
+    """The last ``size`` finite values."""
+
+    __slots__ = ("_values", "seen")
+
+    def __init__(self, size: int) -> None:
+        self._values: deque[float] = deque(maxlen=size)
+        self.seen = 0
+        """Finite values ever pushed."""
+
+    def push(self, value: float) -> bool:
+        """Take a value in; false, and nothing happens, when it is not finite."""
+        if not math.isfinite(value):
+            return False
+        self._values.append(value)
+        self.seen += 1
+        return True
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __iter__(self) -> Iterator[float]:
+        return iter(self._values)
+
+    def __getitem__(self, index: int) -> float:
+        return self._values[index]
+
+    def last(self, count: int) -> list[float]:
+        """The newest ``count`` values, oldest first (fewer when there are fewer)."""
+        start = max(0, len(self._values) - count)
+        return [self._values[i] for i in range(start, len(self._values))]
+
+    def median(self) -> float:
+        """Median of the window."""
+        return median(self._values)
+
+    def quantile(self, q: float) -> float:
+        """Quantile of the window."""
+        return quantile(self._values, q)
+
+    def sigma(self) -> float:
+        """Robust standard deviation of the window."""
+        return sigma(self._values)
+
+
+class Baseline:
+    """What is normal for this run: the last ``size`` values that were accepted as normal.
+
+    ``offer`` keeps a value only while the caller calls it normal, so a fault cannot drag the baseline along:
+    a slow fault is compared with the run before it. Sorted copy kept, so quantiles are O(1) to read.
+    """
+
+    __slots__ = ("_order", "_sorted", "accepted")
+
+    def __init__(self, size: int) -> None:
+        self._order: deque[float] = deque(maxlen=size)
+        self._sorted: list[float] = []
+        self.accepted = 0
+        """Values ever accepted."""
+
+    def offer(self, value: float, *, normal: bool = True) -> None:
+        """Take ``value`` in if it is finite and normal."""
+        if not normal or not math.isfinite(value):
+            return
+        if len(self._order) == self._order.maxlen:
+            self._sorted.remove(self._order[0])
+        self._order.append(value)
+        insort(self._sorted, value)
+        self.accepted += 1
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def quantile(self, q: float) -> float:
+        """Quantile ``q`` in 0..1, nearest rank; NaN while empty."""
+        return self._sorted[round(q * (len(self._sorted) - 1))] if self._sorted else NAN
+
+    def median(self) -> float:
+        """Median, nearest rank; NaN while empty."""
+        return self.quantile(0.5)
