@@ -79,7 +79,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(name="total_loss", unit=Unit.NUMBER, panel="loss", labels=("role",), nonfinite=NonFinite.FATAL,
            help="Loss that is back-propagated, with entropy and KL terms.",
            keys={"actor/loss": ("actor",), "critic/loss": ("critic",)}),
-    Metric(name="supervised_loss", unit=Unit.NATS, panel="loss", labels=("split",), nonfinite=NonFinite.FATAL,
+    Metric(name="supervised_loss_nats", unit=Unit.NATS, panel="loss", labels=("split",), nonfinite=NonFinite.FATAL,
            help="Cross entropy of supervised fine-tuning.",
            keys={"train/loss": ("train",), "val/loss": ("val",)}),
     Metric(name="kl_divergence", unit=Unit.NATS, panel="stability", labels=("kind",), zero_is_unset=True,
@@ -260,7 +260,7 @@ HAS_CRITIC_SERIES = frozenset({"critic_loss", "value/mean", "value/max", "value/
 """Series that prove a critic. The prefix ``critic/`` does not: verl logs scores and advantages under it too."""
 
 TRAINING_SERIES = frozenset({"policy_loss", "kl_divergence/update", "gradient_norm/actor", "critic_loss",
-                             "gradient_norm/critic", "score/mean", "advantage/mean", "supervised_loss/train",
+                             "gradient_norm/critic", "score/mean", "advantage/mean", "supervised_loss_nats/train",
                              "stage_duration_seconds/step", "stage_duration_seconds/gen"})
 """Series that only a training step logs; a row without any of them is validation alone."""
 

@@ -181,7 +181,9 @@ SourceEvent = RawStep | RunStarted | RunEnded
 @dataclass(frozen=True, slots=True)
 class Incident:
     """A confirmed finding. ``first_step``: where it was first visible; ``last_step``: the last step judged so;
-    ``raised_step``: the step at which it was confirmed. ``ended``: why it is over, empty while it lasts."""
+    ``raised_step``: the step at which it was first confirmed; ``critical_step``: at which it was confirmed as
+    critical. ``reason``, ``evidence``, ``score``: those of its worst verdict. ``ended``: why it is over, empty while
+    it lasts."""
 
     detector: str
     severity: Severity
@@ -191,4 +193,6 @@ class Incident:
     raised_seconds: float
     reason: str
     evidence: Mapping[str, float]
+    score: float
+    critical_step: int | None = None
     ended: str = ""

@@ -163,8 +163,8 @@ class _Group:
         return Verdict(
             Status.CRITICAL if counts[1] >= self._s.count else Status.WARNING,
             score=worst / self._s.ratio_warning, since_step=since,
-            reason=f"The largest {_word(series)} of the batch reached {quantity(peak)}, {worst:.3g} times what is usual "
-                   f"for this run ({quantity(usual)}), since step {since}: {_CONSEQUENCE}",
+            reason=f"The largest {_word(series)} of the batch reached {quantity(peak)}, {worst:.3g} times what is "
+                   f"usual for this run ({quantity(usual)}), since step {since}: {_CONSEQUENCE}",
             signal=series, value=size, threshold=limit,
             evidence={"magnitude": size, "usual": usual, "ratio": worst, "steps_above": float(counts[0])})
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import cast
 
 from monitor.detectors.base import Detector, Settings, setting
@@ -143,7 +144,7 @@ class CriticLossOscillation(Detector):
         error = math.sqrt(2 * 10**peak) if peak < 300 else math.inf
         if scale == scale and error < self._s.material_ratio * scale:
             return None
-        sizes = sorted([abs(b - a) for a, b in zip(levels, levels[1:], strict=False)] + [turns[-1][3]])
+        sizes = sorted([abs(b - a) for a, b in pairwise(levels)] + [turns[-1][3]])
         size = sizes[len(sizes) // 2]
         since = turns[0][1]
         scale_text = f" on returns of up to {quantity(scale)}" if scale == scale else ""

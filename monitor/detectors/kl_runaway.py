@@ -72,8 +72,9 @@ SPEC = DetectorSpec(
     ),
     misses="A run without a reference model shows only the KL of its updates: a slow drift of small steps stays "
            "unseen. A drift slower than a fourfold growth in 160 steps is told by the absolute limit alone.",
-    source="Growth without reward gain: public reports of runs that ended in one answer to everything. 0.1 nats for one "
-           "update: early-stop limits of PPO implementations lie at 0.1 to 0.5. 10 nats: a failing 7B run reached 12.",
+    source="Growth without reward gain: public reports of runs that ended in one answer to everything. 0.1 nats "
+           "for one update: early-stop limits of PPO implementations lie at 0.1 to 0.5. 10 nats: a failing 7B run "
+           "reached 12.",
     guide="3.1",
     panel=(REFERENCE, UPDATE),
     rise_steps=2,
@@ -176,7 +177,8 @@ class KlRunaway(Detector):
         return Verdict(
             Status.CRITICAL if now >= critical else Status.WARNING, score=now / warning, since_step=since,
             reason=f"KL to the reference is {quantity(now, Unit.NATS)} since step {since}, above "
-                   f"{quantity(warning, Unit.NATS)} whatever the reward does: the policy no longer resembles its reference.",
+                   f"{quantity(warning, Unit.NATS)} whatever the reward does: the policy no longer resembles its "
+                   f"reference.",
             signal=REFERENCE, value=now, threshold=warning, evidence={"kl_reference": now})
 
     def _floor(self) -> float:
@@ -284,8 +286,8 @@ class _StepKl:
         return Verdict(
             Status.CRITICAL if count >= self._s.step_count_critical else Status.WARNING,
             score=count / self._s.step_count_warning, since_step=since,
-            reason=f"{what} was above {quantity(limit, Unit.NATS)} in {count} of the last {len(self._recent)} steps since "
-                   f"step {since}, worst {quantity(worst, Unit.NATS)} (usual for this run "
+            reason=f"{what} was above {quantity(limit, Unit.NATS)} in {count} of the last {len(self._recent)} steps "
+                   f"since step {since}, worst {quantity(worst, Unit.NATS)} (usual for this run "
                    f"{quantity(self._baseline.median(), Unit.NATS)}): each step moves the policy too far.",
             signal=self._series, value=latest, threshold=limit,
             evidence={"large_steps": float(count), "worst": worst, "usual": self._baseline.median()})

@@ -9,7 +9,7 @@ from monitor.catalog import NonFinite, nonfinite_kind, verl_keys
 from monitor.detectors.base import Detector, Settings, setting
 from monitor.model import DetectorSpec, Observation, Severity, Status, Verdict
 
-_FATAL_SERIES = ("policy_loss", "gradient_norm/actor", "critic_loss", "supervised_loss/train")
+_FATAL_SERIES = ("policy_loss", "gradient_norm/actor", "critic_loss", "supervised_loss_nats/train")
 
 
 @dataclass(frozen=True, kw_only=True)

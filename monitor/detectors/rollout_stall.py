@@ -63,8 +63,8 @@ SPEC = DetectorSpec(
     ),
     misses="A run that slows down step by step (that is throughput_regression), and a hang before the first step for "
            "two hours.",
-    source="Five of the run's own median steps, at least 60 s: the run itself says what is slow. Rows of a buffered log "
-           "arrive in bursts of up to some hundred, so the span of a burst counts as a step of that length.",
+    source="Five of the run's own median steps, at least 60 s: the run itself says what is slow. Rows of a buffered "
+           "log arrive in bursts of up to some hundred, so the span of a burst counts as a step of that length.",
     guide="3.3",
     panel=(STEP,),
     rise_steps=1,

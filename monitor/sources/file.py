@@ -1,0 +1,637 @@
+"""Follows verl's file log: one JSONL file, or a directory of them, by polling.
+
+Polling ``os.stat`` sees what other hosts write to a network file system; inotify does not. All file access runs in
+a worker thread, so that a file system that hangs stops this source only, and shows in its ``up``.
+
+**Names.** A run is called by its file's stem and belongs to the project of its parent directory, as verl writes
+``{root}/{project}/{experiment}.jsonl``. Below a directory a run is called by its path from there without the
+suffix (``project/experiment``) if it lies more than one level down or if the stem is taken. All files that a scan
+finds are named together, so files that are there at the start get the same names in any order; one that comes
+later never renames a run that is being followed. A row's own ``run`` goes before all this.
+
+**One log or a new one.** verl truncates its log at every start. A log goes on if its first bytes and the bytes
+before the reading position are still there, whatever its inode (a mirror such as rsync replaces the file at each
+copy); otherwise it was begun anew and is read from its start, as a new incarnation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fnmatch
+import hashlib
+import logging
+import os
+import stat
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from itertools import islice
+
+from monitor.model import RunState, SourceEvent
+from monitor.sources import SourceStats, clean_name
+from monitor.sources.jsonl import REASONS, EventReader
+from monitor.sources.writer import FileId, WriterState, WriterWatch
+
+logger = logging.getLogger(__name__)
+
+_CHUNK = 4 * 2**20  # bytes read of one file in one poll, so that a huge file does not hold up the others
+_POLL_BYTES = 16 * 2**20  # bytes read in one poll altogether: it bounds the rows in memory
+_DRAIN_CHUNKS = 16  # chunks read of a log after it was renamed
+_HEAD = 4096  # bytes at a log's start that tell it from another: about a row
+_LAST = 256  # bytes before the reading position, likewise
+_SETTLE_SECONDS = 2.0  # a file changed this recently is compared again: its time stamp may be too coarse to tell
+_GRACE_POLLS = 4  # polls for which a file may be absent, as in a rotation, before its runs are gone
+_FORGET_SECONDS = 3600.0  # how long a removed file's position is kept, should it come back
+_WALK_ENTRIES = 5000  # directory entries looked at in one poll
+_WALK_DEPTH = 12
+_WALK_SHARE = 20  # walks may take at most one part in this many of the time
+_STUCK_SECONDS = 15.0  # a poll that takes longer makes the source count as down
+_RETRY_SECONDS = 30.0  # longest pause before a file that failed is tried again
+_BAD_LINE = "%s, %s; skipped. Further bad lines of this file are only counted."
+_BREATH = 32  # events handed out before other tasks get a turn
+_PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip")
+
+
+class _Tail:
+    """One log: how far it was read, by what it is recognised, and whether it is over."""
+
+    def __init__(self, path: str, run: str, project: str, counts: SourceStats, file: FileId) -> None:
+        self.path, self.id = path, file
+        self.real_name = os.path.basename(os.path.realpath(path))
+        self.events = EventReader(run, project, self._reject)
+        self.lag = 0
+        self.behind = True  # there is, or may be, something to read at once
+        self.ended = False
+        self.gone_at: float | None = None
+        self.missing = 0  # polls since the file was last there
+        self.old_hours: float | None = None  # how long it lay untouched when first seen, if that was very long
+        self.writer = WriterState.UNKNOWN
+        self.retry_at = float("-inf")
+        self.failures = 0
+        self.rotated: dict[str, FileId] = {}  # files that this log was renamed to
+        self._counts = counts
+        self._offset = 0
+        # Content that lay there at first sight: rows up to this offset came at that time and are not live.
+        self._backlog_end, self._backlog_seconds = -1, 0.0
+        self._head_size, self._head_digest, self._last = 0, b"", b""
+        self._signature: tuple[int, ...] = ()
+        self._changed_at = 0.0
+        self._warned: set[str] = set()
+
+    def set_backlog(self, size: int, seconds: float) -> None:
+        """The first ``size`` bytes lay there already, written at about ``seconds`` on the monitor's clock."""
+        self._backlog_end, self._backlog_seconds = size, seconds
+
+    @property
+    def active(self) -> bool:
+        return not self.ended and self.gone_at is None
+
+    @property
+    def _live(self) -> bool:
+        return self._offset > self._backlog_end
+
+    def poll(self, clock: Callable[[], float], may_read: bool, out: list[SourceEvent]) -> int:
+        """Look at the file and read at most one chunk; the number of bytes read.
+
+        Raises:
+            OSError: the file is there and cannot be read.
+        """
+        try:
+            status = os.stat(self.path)
+        except (FileNotFoundError, NotADirectoryError):
+            self._absent(clock(), out)
+            return 0
+        self.missing = 0
+        if not stat.S_ISREG(status.st_mode):  # opening a pipe would block
+            self.behind = False
+            return 0
+        signature = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+        now = time.monotonic()
+        if signature != self._signature:
+            self._changed_at = now
+        elif not self.behind and now - self._changed_at > _SETTLE_SECONDS:
+            return 0
+        self.behind = True
+        if not may_read:
+            return 0
+        with open(self.path, "rb", buffering=0) as file:
+            count = self._read(file.fileno(), clock(), out)
+        self._signature = signature
+        return count
+
+    def _read(self, descriptor: int, now: float, out: list[SourceEvent]) -> int:
+        status = os.fstat(descriptor)
+        file = (status.st_dev, status.st_ino)
+        if not self._continues(descriptor):
+            if file != self.id:
+                self._drain_renamed(now, out)
+            self._restart(now, out)
+        if file != self.id:
+            self.id, self.real_name = file, os.path.basename(os.path.realpath(self.path))
+        # A chunk is wholly backlog or wholly live.
+        limit = min(_CHUNK, self._backlog_end - self._offset) if self._offset < self._backlog_end else _CHUNK
+        data = os.pread(descriptor, limit, self._offset)
+        if self._offset + len(data) >= status.st_size:
+            # On a network file system a hole at the end may be data that has not arrived yet.
+            data = data.rstrip(b"\0")
+        if self.gone_at is not None or (self.ended and data):
+            self._revive(now, False, out)
+        self._take(descriptor, data, now, out)
+        self.lag = max(0, status.st_size - self._offset)
+        self.behind = bool(data) and self.lag > 0
+        if not self.behind:
+            self.events.announce(self._seconds(now), now, out)
+        return len(data)
+
+    def _take(self, descriptor: int, data: bytes, now: float, out: list[SourceEvent]) -> None:
+        # The position moves first: whatever a chunk does to the parser, it is never taken twice.
+        self._offset += len(data)
+        self._last = (self._last + data)[-_LAST:]
+        if self._head_size < min(_HEAD, self._offset):
+            head = os.pread(descriptor, min(_HEAD, self._offset), 0)
+            self._head_size, self._head_digest = len(head), _digest(head)
+        if data and self._live:
+            self.old_hours = None
+        self._counts.bytes += len(data)
+        seconds = self._seconds(now)
+        _count_rows(self._counts, self.events.feed(data, seconds, self._live, out), seconds)
+
+    def _finish(self, now: float, out: list[SourceEvent]) -> None:
+        seconds = self._seconds(now)
+        _count_rows(self._counts, self.events.finish(seconds, self._live, out), seconds)
+
+    def _seconds(self, now: float) -> float:
+        return now if self._live else self._backlog_seconds
+
+    def _continues(self, descriptor: int) -> bool:
+        """Whether an open file still holds, in its place, what was read of this log."""
+        if not self._offset:
+            return True
+        last = os.pread(descriptor, len(self._last), self._offset - len(self._last))
+        return last == self._last and _digest(os.pread(descriptor, self._head_size, 0)) == self._head_digest
+
+    def drain(self, path: str, now: float, out: list[SourceEvent]) -> bool:
+        """Read the rest of this log under the name it was renamed to; False if that file is another one."""
+        with open(path, "rb", buffering=0) as file:
+            if not self._offset or not self._continues(file.fileno()):
+                return False
+            for _ in range(_DRAIN_CHUNKS):
+                data = os.pread(file.fileno(), _CHUNK, self._offset)
+                if data and not self.active:
+                    self._revive(now, False, out)
+                self._take(file.fileno(), data, now, out)
+                if not data:
+                    break
+            else:
+                logger.warning("%s was renamed to %s before it was read to its end; rows are lost", self.path, path)
+        self.rotated[path] = self.id
+        return True
+
+    def _drain_renamed(self, now: float, out: list[SourceEvent]) -> None:
+        # Rows written between the last poll and a rename are in the renamed file, most likely beside this one.
+        with contextlib.suppress(OSError), os.scandir(os.path.dirname(self.path) or ".") as entries:
+            for entry in entries:
+                if entry.inode() == self.id[1] and entry.is_file() and entry.stat().st_dev == self.id[0]:
+                    self.drain(entry.path, now, out)
+                    return
+
+    def _restart(self, now: float, out: list[SourceEvent]) -> None:
+        if not self.ended:
+            self._finish(now, out)
+        self._counts.restarts += 1
+        self._offset = self._head_size = 0
+        self._head_digest = self._last = b""
+        self._backlog_end = -1
+        self._revive(now, True, out)
+
+    def _revive(self, now: float, restarted: bool, out: list[SourceEvent]) -> None:
+        self.ended, self.gone_at, self.old_hours = False, None, None
+        self.events.revive(now, restarted, out)
+
+    def end(self, now: float, state: RunState, reason: str, out: list[SourceEvent]) -> None:
+        """The log is over: read its last line even without a newline, and tell the end of its runs."""
+        self._finish(now, out)
+        self.events.end(now, state, reason, out)
+        self.ended = True
+
+    def _absent(self, now: float, out: list[SourceEvent]) -> None:
+        self.behind, self.lag = False, 0
+        self.missing += 1
+        if self.missing < _GRACE_POLLS or self.gone_at is not None:
+            return
+        if not self.ended:
+            self.end(now, RunState.GONE, "its log was removed", out)
+        self.gone_at = time.monotonic()
+        self._signature = ()
+
+    def fail(self, poll_seconds: float, reason: str, message: str, error: Exception) -> None:
+        """Count a failure, tell of the first of its kind, and leave the file alone for a while."""
+        self._counts.reject(reason)
+        self.failures += 1
+        self.behind = True
+        self.retry_at = time.monotonic() + min(_RETRY_SECONDS, poll_seconds * 2.0 ** min(self.failures, 10))
+        if reason not in self._warned:
+            self._warned.add(reason)
+            logger.warning("%s %s (%s); trying again", self.path, message, error,
+                           exc_info=None if isinstance(error, OSError) else error)
+
+    def _reject(self, reason: str, count: int, detail: str) -> None:
+        self._counts.reject(reason, count)
+        if detail and "line" not in self._warned:
+            self._warned.add("line")
+            logger.warning(_BAD_LINE, self.path, detail)
+
+
+def _count_rows(counts: SourceStats, rows: int, seconds: float) -> None:
+    counts.records += rows
+    if rows:
+        counts.last_record_seconds = max(seconds, counts.last_record_seconds or seconds)
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=16).digest()
+
+
+_Found = dict[str, tuple[bool, os.stat_result]]  # path -> is a symbolic link, status
+
+
+def _walk(
+    root: str, pattern: str, failed: Callable[[str, OSError], None]
+) -> Iterator[tuple[str, bool, os.stat_result] | None]:
+    """Logs below a directory, with None for every other entry, so that the caller can do it in portions.
+
+    Hidden entries are left out: file systems keep snapshots, and copiers unfinished files, under such names.
+
+    Raises:
+        OSError: the root itself cannot be listed. Trouble further down is told to ``failed``.
+    """
+    pending, seen = [(root, 0)], set()
+    while pending:
+        directory, depth = pending.pop()
+        try:
+            with os.scandir(directory) as entries:
+                listing = list(entries)
+        except OSError as error:
+            if directory == root:
+                raise
+            failed(directory, error)
+            continue
+        for entry in listing:
+            found = None
+            if not entry.name.startswith("."):
+                try:
+                    if entry.is_dir():
+                        status = entry.stat()
+                        if depth < _WALK_DEPTH and (status.st_dev, status.st_ino) not in seen:
+                            seen.add((status.st_dev, status.st_ino))
+                            pending.append((entry.path, depth + 1))
+                    elif fnmatch.fnmatch(entry.name, pattern) and not entry.name.endswith(_PACKED):
+                        status = entry.stat()
+                        if stat.S_ISREG(status.st_mode):
+                            found = (entry.path, entry.is_symlink(), status)
+                except FileNotFoundError:
+                    pass
+                except OSError as error:
+                    failed(entry.path, error)
+            yield found
+
+
+class FileSource:
+    """Events of one log, or of all logs below a directory. The path may come into being later.
+
+    Args:
+        path: a JSONL file, or a directory that is searched at all depths.
+        clock: seconds on a clock that never goes back. All event times come from it. It is called in a thread.
+        run, project: names to use instead of those from the path; ``run`` for a single file only.
+        poll_seconds: pause between two looks.
+        pattern: file names to follow in a directory; hidden and packed files are never followed.
+        ended_after_seconds: a log that was untouched for this long when it was first seen, and that no process
+            holds open, is read as that of a finished run.
+        max_files: logs followed at once; beyond that the least recently written are left out.
+        watch: how writers are found; by default in ``/proc``.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        clock: Callable[[], float],
+        run: str | None = None,
+        project: str | None = None,
+        poll_seconds: float = 0.5,
+        pattern: str = "*.jsonl",
+        ended_after_seconds: float = 3600.0,
+        max_files: int = 5000,
+        watch: WriterWatch | None = None,
+    ) -> None:
+        self._path = os.path.abspath(path)
+        self._clock = clock
+        self._run, self._project = run, project
+        self._poll_seconds = poll_seconds
+        self._pattern = pattern
+        self._ended_after_seconds = ended_after_seconds
+        self._max_files = max_files
+        self._watch = watch or WriterWatch()
+        self.stats = SourceStats(f"file:{self._path}", rejected=dict.fromkeys(REASONS, 0))
+        # The worker thread counts here; the event loop copies it to ``stats`` between two polls.
+        self._counts = SourceStats(self.stats.name, rejected=dict.fromkeys(REASONS, 0))
+        self._tails: dict[str, _Tail] = {}
+        self._renamed: dict[str, FileId] = {}  # files that hold what was read under another name
+        self._at_start = True  # nothing has been seen yet, so what is found was there before us
+        self._walking: Iterator[tuple[str, bool, os.stat_result] | None] | None = None
+        self._found: _Found = {}
+        self._next_walk = float("-inf")
+        self._walk_seconds = 0.0
+        self._turn = 0
+        self._more = False
+        self._warned: set[str] = set()
+        self._events: deque[SourceEvent] = deque()
+        self._closed = asyncio.Event()
+        self._handed = 0
+        self._pause = 0.0
+        # A poll outlives the wait for it: a cancelled ``__anext__`` loses no events.
+        self._task: asyncio.Task[list[SourceEvent]] | None = None
+
+    def __aiter__(self) -> FileSource:
+        return self
+
+    async def __anext__(self) -> SourceEvent:
+        self._handed += 1
+        if not self._handed % _BREATH:  # a backlog must not keep the event loop to itself
+            await asyncio.sleep(0)
+        while not self._events:
+            if self._closed.is_set():
+                raise StopAsyncIteration
+            await self._next_poll()
+        return self._events.popleft()
+
+    async def aclose(self) -> None:
+        """Stop following. A poll that hangs in the file system is left to itself."""
+        self._closed.set()
+        self._events.clear()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+
+    async def _next_poll(self) -> None:
+        if self._task is None:
+            if self._pause:
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self._closed.wait(), self._pause)
+                    return
+            self._task = asyncio.create_task(asyncio.to_thread(self._poll))
+        done, _ = await asyncio.wait({self._task}, timeout=_STUCK_SECONDS)
+        if not done:
+            self.stats.up = False
+            self.stats.detail = f"no answer from the file system for more than {_STUCK_SECONDS:.0f} s"
+            return
+        task, self._task = self._task, None
+        if self._closed.is_set():
+            return
+        self._pause = 0.0 if self._more else self._poll_seconds
+        try:
+            self._events.extend(task.result())
+        except Exception as error:  # noqa: BLE001 - whatever goes wrong, the next poll may work again
+            self._down("internal", error)
+            self._pause = max(self._pause, self._poll_seconds)
+        self.stats.copy_from(self._counts)
+
+    def _poll(self) -> list[SourceEvent]:
+        """One look at everything. Runs in a worker thread, one at a time; all other state belongs to it."""
+        out: list[SourceEvent] = []
+        self._more = False
+        try:
+            self._discover(out)
+        except OSError as error:
+            self._down("unreadable", error)
+            return out
+        self._watch.check({t.id: t.real_name for t in self._tails.values() if t.active}, time.monotonic())
+        tails = list(self._tails.values())
+        first, budget, denied = self._turn, _POLL_BYTES, None
+        for position in range(first, first + len(tails)):
+            if self._closed.is_set():
+                break
+            if budget <= 0 and denied is None:
+                denied = position
+            budget -= self._visit(tails[position % len(tails)], budget > 0, out)
+        self._turn = denied % len(tails) if denied is not None else 0
+        for tail in tails:
+            self._renamed.update(tail.rotated)
+            tail.rotated.clear()
+            if tail.gone_at is not None and time.monotonic() - tail.gone_at > _FORGET_SECONDS:
+                del self._tails[tail.path]
+        self._more = self._more or any(tail.behind and not tail.failures for tail in tails)
+        self._tally()
+        return out
+
+    def _visit(self, tail: _Tail, may_read: bool, out: list[SourceEvent]) -> int:
+        if time.monotonic() < tail.retry_at:
+            return 0
+        restarts = self._counts.restarts
+        try:
+            count = tail.poll(self._clock, may_read, out)
+            if self._counts.restarts != restarts:
+                self._watch.forget(tail.id)  # what was seen of the writer was about the log before
+            self._end_if_over(tail, out)
+        except OSError as error:
+            tail.fail(self._poll_seconds, "unreadable", "cannot be read", error)
+        except Exception as error:  # noqa: BLE001 - one file's trouble must not stop the others
+            tail.fail(self._poll_seconds, "internal", "met an error of the monitor itself", error)
+        else:
+            tail.failures = 0
+            return count
+        return 0
+
+    def _end_if_over(self, tail: _Tail, out: list[SourceEvent]) -> None:
+        if not tail.active or tail.behind or tail.missing:
+            return
+        tail.writer = self._watch.state(tail.id)
+        if tail.writer is WriterState.RELEASED:
+            tail.end(self._clock(), RunState.FINISHED, "its writer closed the log", out)
+        elif tail.old_hours is not None and self._watch.nobody(tail.id):
+            seen = " and no process holds it open" if self._watch.available else ""
+            reason = f"log untouched for {tail.old_hours:.1f} h when the monitor started{seen}"
+            tail.end(self._clock(), RunState.FINISHED, reason, out)
+
+    def _tally(self) -> None:
+        counts = self._counts
+        counts.up = True
+        counts.detail = "" if self._tails else f"waiting for logs at {self._path}"
+        counts.last_read_seconds = self._clock()
+        counts.files = sum(tail.gone_at is None for tail in self._tails.values())
+        counts.lag_bytes = sum(tail.lag for tail in self._tails.values())
+        counts.writers = {run: tail.writer.value for tail in self._tails.values() for run in tail.events.runs}
+
+    def _down(self, reason: str, error: Exception) -> None:
+        self._counts.reject(reason)
+        self._counts.up = False
+        self._counts.detail = f"cannot read {self._path}: {error}"
+        self._warn_once(reason, f"{self._path} cannot be read; trying again", error)
+
+    def _warn_once(self, kind: str, message: str, error: Exception | None = None) -> None:
+        if kind not in self._warned:
+            self._warned.add(kind)
+            logger.warning("%s%s", message, f" ({error})" if error else "",
+                           exc_info=error if error and not isinstance(error, OSError) else None)
+
+    def _discover(self, out: list[SourceEvent]) -> None:
+        try:
+            status = os.stat(self._path)
+        except (FileNotFoundError, NotADirectoryError):
+            self._at_start = False  # what comes now comes while we look
+            return
+        if not stat.S_ISDIR(status.st_mode):
+            if self._path not in self._tails:
+                self._adopt({self._path: (False, status)}, False, out)
+            return
+        started = time.monotonic()
+        if self._walking is None:
+            if started < self._next_walk:
+                return
+            self._walking, self._found, self._walk_seconds = self._walk_root(), {}, 0.0
+        looked = 0
+        try:
+            for entry in islice(self._walking, _WALK_ENTRIES):
+                looked += 1
+                if entry is not None:
+                    self._found[entry[0]] = entry[1:]
+        except OSError:
+            self._walking = None
+            raise
+        now = time.monotonic()
+        self._walk_seconds += now - started
+        if looked == _WALK_ENTRIES:
+            self._more = True
+            return
+        self._walking = None
+        self._next_walk = now + max(4 * self._poll_seconds, _WALK_SHARE * self._walk_seconds)
+        self._adopt(self._found, True, out)
+
+    def _walk_root(self) -> Iterator[tuple[str, bool, os.stat_result] | None]:
+        return _walk(self._path, self._pattern, self._entry_failed)
+
+    def _entry_failed(self, path: str, error: OSError) -> None:
+        self._counts.reject("unreadable")
+        self._warn_once(path, f"{path} cannot be read; trying again", error)
+
+    def _adopt(self, found: _Found, below: bool, out: list[SourceEvent]) -> None:
+        """Begin to follow what was found. ``below``: found in a directory, all that is there now."""
+        at_start, self._at_start = self._at_start, False
+        if below:
+            found = self._cut(found, out)
+            self._renamed = {path: file for path, file in self._renamed.items() if path in found}
+        owners = {tail.id: tail for tail in self._tails.values()}
+        new: dict[str, os.stat_result] = {}
+        seen: set[FileId] = set()
+        # Real files first: a link to one of them is the same log again.
+        for path, (_, status) in sorted(found.items(), key=lambda item: (item[1][0], item[0])):
+            file = (status.st_dev, status.st_ino)
+            if path in self._tails or file in seen or self._renamed.get(path) == file:
+                continue
+            if file in owners and self._is_known(owners[file], path, file, found, out):
+                continue
+            seen.add(file)
+            new[path] = status
+        for path, (run, project) in self._names(new, below).items():
+            status = new[path]
+            age = max(0.0, time.time() - status.st_mtime)
+            tail = _Tail(path, run, project, self._counts, (status.st_dev, status.st_ino))
+            if at_start or age > self._ended_after_seconds:
+                tail.set_backlog(status.st_size, self._clock() - age)
+            if age > self._ended_after_seconds:
+                tail.old_hours = age / 3600.0
+            self._tails[path] = tail
+
+    def _cut(self, found: _Found, out: list[SourceEvent]) -> _Found:
+        newest = sorted(found, key=lambda path: (-found[path][1].st_mtime_ns, path))
+        kept, cut = newest[: self._max_files], newest[self._max_files :]
+        self._counts.files_cut = len(cut)
+        for path in cut:
+            tail = self._tails.pop(path, None)
+            if tail is not None and tail.active:
+                reason = f"more than {self._max_files} logs, and this was not written for the longest time"
+                tail.end(self._clock(), RunState.GONE, reason, out)
+        return {path: found[path] for path in kept}
+
+    def _is_known(self, owner: _Tail, path: str, file: FileId, found: _Found, out: list[SourceEvent]) -> bool:
+        """Whether a new path leads to a log that is followed, or was, under another path."""
+        if owner.path in found:
+            # Another link to the same file; or the log was renamed and begun anew, which its next poll sees.
+            return True
+        try:
+            if not owner.drain(path, self._clock(), out):
+                return False  # an inode number that was used again
+        except OSError:
+            return True  # not known yet
+        self._renamed[path] = file
+        return True
+
+    def _names(self, paths: dict[str, os.stat_result], below: bool) -> dict[str, tuple[str, str]]:
+        """Run and project of new files; see the module's head."""
+        if self._run is not None and below:
+            self._warn_once("run", f"the run name {self._run!r} is not used: {self._path} is a directory")
+        stems = Counter(_stem(path) for path in paths)
+        taken = {tail.events.run for tail in self._tails.values()}
+        names: dict[str, tuple[str, str]] = {}
+        for path in sorted(paths):
+            stem = _stem(path)
+            project = os.path.basename(os.path.dirname(path)) if self._project is None else self._project
+            run = stem if below or self._run is None else self._run
+            if below:
+                branch = os.path.relpath(os.path.dirname(path), self._path)
+                nested = branch != os.curdir
+                if branch.count(os.sep) > 0 or stems[stem] > 1 or clean_name(stem) in taken:
+                    run = f"{branch if nested else os.path.basename(self._path)}/{stem}"
+            run = clean_name(run)
+            if run in taken:  # two suffixes, or a directory called like the root
+                run = clean_name(f"{run}~{_digest(os.fsencode(path)).hex()[:10]}")
+            taken.add(run)
+            names[path] = (run, clean_name(project) if project else "")
+        return names
+
+
+def _stem(path: str) -> str:
+    return os.path.splitext(os.path.basename(path))[0]
+
+
+def read_file(
+    path: str | os.PathLike[str],
+    run: str | None = None,
+    project: str | None = None,
+    *,
+    time_seconds: float = 0.0,
+    stats: SourceStats | None = None,
+) -> Iterator[SourceEvent]:
+    """All events of a recorded log, its last line included even without a newline.
+
+    Names come from the path as in ``FileSource``. Rows are not live; all have the time ``time_seconds``, for a log
+    carries none. No ``RunEnded`` comes: that a recording is over says nothing about its run. ``stats`` counts what
+    was read and refused.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    where = os.path.abspath(path)
+    counts = SourceStats(f"file:{where}") if stats is None else stats
+    run = clean_name(_stem(where) if run is None else run)
+    project = os.path.basename(os.path.dirname(where)) if project is None else project
+    warned = False
+
+    def reject(reason: str, count: int, detail: str) -> None:
+        nonlocal warned
+        counts.reject(reason, count)
+        if detail and not warned:
+            warned = True
+            logger.warning(_BAD_LINE, where, detail)
+
+    reader = EventReader(run, clean_name(project) if project else "", reject)
+    out: list[SourceEvent] = []
+    with open(where, "rb", buffering=0) as file:
+        while data := file.read(_CHUNK):
+            counts.bytes += len(data)
+            _count_rows(counts, reader.feed(data, time_seconds, False, out), time_seconds)
+            yield from out
+            out.clear()
+    _count_rows(counts, reader.finish(time_seconds, False, out), time_seconds)
+    yield from out
