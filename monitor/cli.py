@@ -130,7 +130,7 @@ class _Server(uvicorn.Server):
     """A server whose end cannot be held up: a thread that hangs in a dead network file system would be waited for
     without end by the interpreter."""
 
-    def handle_exit(self, sig: int, frame: object) -> None:  # noqa: ARG002
+    def handle_exit(self, sig: int, frame: object) -> None:
         # Not passed on: uvicorn would raise the signal again at its end and turn a clean end into a death by signal.
         if self.should_exit:
             self.force_exit = True

@@ -148,11 +148,12 @@ def _run_health(out: _Families, view: RunView) -> None:
         _add(out.gauge("verl_health_score", "Latest score of the detector; 1 is its warning threshold.", pair), labels,
              verdict.score)
         for name, text, value in (
-            ("verl_health_value", "Level of the series that decided, in its unit.", verdict.value),
+            ("verl_health_value", "Level of the series that decided, in its unit; NaN when that is the finding.",
+             verdict.value),
             ("verl_health_threshold", "Limit of the series that decided, in its unit.", verdict.threshold),
         ):
             family = out.gauge(name, text, [*pair, "signal"])
-            if value == value:
+            if verdict.signal and (value == value or (state and name == "verl_health_value")):
                 _add(family, [*labels, verdict.signal], value)
         since = out.gauge("verl_health_since_step", "First step at which the present finding was visible.", pair)
         if state and verdict.since_step is not None:

@@ -122,7 +122,7 @@ def webhook() -> Iterator[Webhook]:
     kept = Webhook()
 
     class Handler(http.server.BaseHTTPRequestHandler):
-        def do_POST(self) -> None:  # noqa: N802 - the library's name
+        def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             kept.calls.append((time.time(), self.path, json.loads(body)))
             self.send_response(200)

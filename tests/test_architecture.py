@@ -10,8 +10,8 @@ import pytest
 
 from tests.helpers import REPOSITORY
 
-ORDER = ("__init__", "units", "model", "catalog", "stats", "hysteresis", "detectors", "run", "engine", "sources", "clock",
-         "replay", "exporter", "api", "service", "demo", "cli")
+ORDER = ("__init__", "units", "model", "catalog", "stats", "hysteresis", "detectors", "run", "engine", "sources",
+         "clock", "replay", "exporter", "api", "service", "demo", "cli")
 """Modules of the package; each imports only from those before it."""
 
 ONLY_IN = {"fastapi": {"service"}, "uvicorn": {"cli"}, "jinja2": {"service"}, "prometheus_client": {"exporter"},
@@ -24,7 +24,7 @@ def _imports(path: Path) -> set[str]:
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            names |= {f"{node.module}.{alias.name}" if node.module == "monitor" else node.module for alias in node.names}
+            names |= {f"monitor.{alias.name}" for alias in node.names} if node.module == "monitor" else {node.module}
     return names
 
 

@@ -86,7 +86,8 @@ def test_run_name_goes_with_one_file(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_the_installed_command() -> None:
-    done = subprocess.run([sys.executable, "-m", "monitor.cli", "--version"], capture_output=True, text=True, check=True)
+    command = [sys.executable, "-m", "monitor.cli", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == f"verl-monitor {__version__}"
 
 

@@ -48,7 +48,7 @@ def _events(run: str = "ppo/one") -> list[SourceEvent]:
 
 
 def _client(*sources: ListSource, clock: Callable[[], float] | None = None) -> tuple[TestClient, Service]:
-    service = Service(engine=Engine(), sources=list(sources), clock=clock or steady_clock())  # type: ignore[arg-type]
+    service = Service(engine=Engine(), sources=list(sources), clock=clock or steady_clock())
     return TestClient(create_app(service)), service
 
 

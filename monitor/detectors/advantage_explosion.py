@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import cast
 
 from monitor.detectors.base import Detector, Settings, setting
@@ -16,7 +16,6 @@ _GROUPS = {
     "return": ("return/max", "return/min"),
     "value": ("value/max", "value/min"),
 }
-_CONSEQUENCE = "a few samples decide the whole update."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,11 +92,11 @@ class AdvantageExplosion(Detector):
     def __init__(self, settings: Settings | None = None) -> None:
         super().__init__(settings)
         self._s = cast(AdvantageExplosionSettings, self._settings)
-        self._groups = {name: _Group(series, self._s) for name, series in _GROUPS.items()}
+        self._groups = {name: _Group(self._s) for name in _GROUPS}
 
     def update(self, observation: Observation) -> Verdict | None:
         """Judge the magnitudes that the row holds."""
-        verdicts: list[Verdict] = []
+        judged: list[_Group] = []
         floor = 0.0
         for name, group in self._groups.items():
             size, series = NAN, ""
@@ -107,38 +106,35 @@ class AdvantageExplosion(Detector):
                     size, series = value, candidate
             if not series:
                 continue
-            verdicts.append(group.update(observation.step, series, size, floor if name == "value" else 0.0))
+            group.update(observation.step, series, size, floor if name == "value" else 0.0)
+            judged.append(group)
             if name == "return":
                 floor = max(size, group.usual())
-        if verdicts and verdicts[0].signal in _GROUPS["advantage"] and verdicts[0].status < Status.WARNING:
-            # Advantages that are logged and calm bound the update: the explosion has not reached the policy.
-            verdicts = [_soften(v) for v in verdicts]
-        return max(verdicts, key=lambda v: (v.status, v.score), default=None)
-
-
-def _soften(verdict: Verdict) -> Verdict:
-    if verdict.status < Status.WARNING:
-        return verdict
-    reason = verdict.reason.replace(_CONSEQUENCE, "the advantages are normalised and calm so far, but the critic and "
-                                                  "every other sample now learn on the wrong scale.")
-    return replace(verdict, status=Status.WARNING, reason=reason)
+        if not judged:
+            return None
+        worst = max(judged, key=lambda g: (g.status, g.score))
+        # Advantages that are logged and calm bound the update: the explosion has not reached the policy.
+        bounded = judged[0] is self._groups["advantage"] and judged[0].status < Status.WARNING
+        return worst.verdict(bounded=bounded)
 
 
 class _Group:
     """One of advantages, returns, values: baseline and the ratios of the last four steps."""
 
-    def __init__(self, series: tuple[str, ...], settings: AdvantageExplosionSettings) -> None:
+    def __init__(self, settings: AdvantageExplosionSettings) -> None:
         self._s = settings
         self._baseline = Baseline(100)
         self._recent: deque[tuple[int, float, float]] = deque(maxlen=4)  # step, ratio, size
         self._since: int | None = None
-        self._first = series[0]
+        self._series, self._usual = "", 0.0
+        self.status, self.score = Status.WARMING, 0.0
 
     def usual(self) -> float:
         """The run's own 90th percentile; 0 while there is none."""
         return self._baseline.quantile(0.9) if len(self._baseline) else 0.0
 
-    def update(self, step: int, series: str, size: float, floor: float) -> Verdict:
+    def update(self, step: int, series: str, size: float, floor: float) -> None:
+        """Take in the largest magnitude of a step; ``floor`` is a scale below which nothing explodes."""
         usual = max(self.usual(), floor)
         known = len(self._baseline) >= self._s.warmup
         ratio = size / usual if known and usual > 0.0 else 0.0
@@ -149,25 +145,34 @@ class _Group:
             self._since = step if self._since is None else min(self._since, step)
         elif all(r < self._s.ratio_suspect for _, r, _ in self._recent):
             self._since = None
+        self._series, self._usual = series, usual
+        warning = sum(r >= self._s.ratio_warning for _, r, _ in self._recent)
+        critical = sum(r >= self._s.ratio_critical for _, r, _ in self._recent)
+        if warning >= self._s.count:
+            self.status = Status.CRITICAL if critical >= self._s.count else Status.WARNING
+            self.score = max(r for _, r, _ in self._recent) / self._s.ratio_warning
+        else:
+            self.status = Status.OK if known else Status.WARMING
+            self.score = min(0.99, ratio / self._s.ratio_warning)
+
+    def verdict(self, *, bounded: bool) -> Verdict:
+        """The last step's verdict; ``bounded``: the policy's update is, so it is a warning at most."""
+        step, _, size = self._recent[-1]
+        word, usual = self._series.split("/", 1)[0], self._usual
         limit = usual * self._s.ratio_warning
-        counts = [sum(r >= bound for _, r, _ in self._recent) for bound in (self._s.ratio_warning,
-                                                                            self._s.ratio_critical)]
-        if counts[0] < self._s.count:
+        if self.status < Status.WARNING:
             return Verdict(
-                Status.OK if known else Status.WARMING, score=min(0.99, ratio / self._s.ratio_warning),
-                reason=f"Largest {_word(series)} of the batch is {quantity(size)}, usual {quantity(usual)}.",
-                signal=series, value=size, threshold=limit if known else NAN)
-        worst = max(r for _, r, _ in self._recent)
+                self.status, score=self.score, signal=self._series, value=size,
+                threshold=limit if self.status is Status.OK else NAN,
+                reason=f"Largest {word} of the batch is {quantity(size)}, usual {quantity(usual)}.")
+        worst = self.score * self._s.ratio_warning
         peak = max(s for _, _, s in self._recent)
         since = self._since if self._since is not None else step
+        consequence = ("the advantages are normalised and calm so far, but the critic and every other sample now learn "
+                       "on the wrong scale" if bounded else "a few samples decide the whole update")
         return Verdict(
-            Status.CRITICAL if counts[1] >= self._s.count else Status.WARNING,
-            score=worst / self._s.ratio_warning, since_step=since,
-            reason=f"The largest {_word(series)} of the batch reached {quantity(peak)}, {worst:.3g} times what is "
-                   f"usual for this run ({quantity(usual)}), since step {since}: {_CONSEQUENCE}",
-            signal=series, value=size, threshold=limit,
-            evidence={"magnitude": size, "usual": usual, "ratio": worst, "steps_above": float(counts[0])})
-
-
-def _word(series: str) -> str:
-    return series.split("/", 1)[0]
+            Status.WARNING if bounded else self.status, score=self.score, since_step=since,
+            reason=f"The largest {word} of the batch reached {quantity(peak)}, {worst:.3g} times what is usual for "
+                   f"this run ({quantity(usual)}), since step {since}: {consequence}.",
+            signal=self._series, value=size, threshold=limit,
+            evidence={"magnitude": size, "usual": usual, "ratio": worst})

@@ -95,6 +95,7 @@ class CriticLossOscillation(Detector):
         self._extreme = (0, 0, NAN)  # index, step, level of the leg's extreme so far
         self._low = self._high = (0, 0, NAN)
         self._turns: deque[tuple[int, int, float, float]] = deque(maxlen=16)  # index, step seen at, level, size
+        self._levels: deque[float] = deque(maxlen=int(self._s.window_steps))  # log10 of the loss
         self._scale: deque[float] = deque(maxlen=int(self._s.window_steps))
 
     def update(self, observation: Observation) -> Verdict | None:
@@ -108,7 +109,9 @@ class CriticLossOscillation(Detector):
         if loss != loss or loss <= 0.0:  # an exact zero has no logarithm; NaN is non_finite's business
             return None
         self._seen += 1
-        self._zigzag(self._seen, observation.step, math.log10(loss))
+        level = math.log10(loss)
+        self._levels.append(level)
+        self._zigzag(self._seen, observation.step, level)
         turns = [t for t in self._turns if t[0] > self._seen - self._s.window_steps]
         if len(turns) >= self._s.turns:
             finding = self._finding(turns, values.get(EXPLAINED, NAN))
@@ -117,6 +120,7 @@ class CriticLossOscillation(Detector):
         return Verdict(
             Status.OK if self._seen >= self._s.turns + 2 else Status.WARMING,
             score=min(0.99, len(turns) / self._s.turns), signal=LOSS, value=loss,
+            threshold=self._threshold(),
             reason=f"Value loss is {quantity(loss)}; {len(turns)} turn(s) by a decade or more in the last "
                    f"{self._s.window_steps:.0f} steps.")
 
@@ -137,6 +141,10 @@ class CriticLossOscillation(Detector):
             self._turns.append((extreme_index, step, extreme_level, abs(level - extreme_level)))
             self._direction, self._extreme = -self._direction, here
 
+    def _threshold(self) -> float:
+        """Loss one counting swing above the lowest of the window: where a turn would begin to count."""
+        return _power(min(self._levels) + self._s.swing_decades_warning)
+
     def _finding(self, turns: list[tuple[int, int, float, float]], explained: float) -> Verdict | None:
         levels = [t[2] for t in turns]
         peak, trough = max(levels), min(levels)
@@ -154,6 +162,10 @@ class CriticLossOscillation(Detector):
             score=len(turns) / self._s.turns * size / self._s.swing_decades_warning, since_step=since,
             reason=f"Value loss swings between {10**trough:.2g} and {10**peak:.2g}, {len(turns)} turns of {size:.1f} "
                    f"decades since step {since}{scale_text}{explained_text}: the critic cannot follow its target.",
-            signal=LOSS, value=size, threshold=self._s.swing_decades_warning,
-            evidence={"turns": float(len(turns)), "swing_decades": size, "peak": 10**peak if peak < 300 else NAN,
-                      "trough": 10**trough, "return_scale": scale, "explained_variance": explained})
+            signal=LOSS, value=_power(max(self._levels)), threshold=self._threshold(),
+            evidence={"turns": float(len(turns)), "swing_decades": size, "peak": _power(peak), "trough": _power(trough),
+                      "return_scale": scale, "explained_variance": explained})
+
+
+def _power(level: float) -> float:
+    return 10**level if level < 300 else NAN

@@ -152,10 +152,12 @@ class KlRunaway(Detector):
             return Verdict(Status.WARMING, reason="Fewer than 3 values of the reference KL so far.", signal=REFERENCE)
         now = median([k for _, k, _ in _slice(history, 0, _SMOOTH)])
         findings = [self._judge_absolute(step, now)]
-        floor = self._floor()
-        limit = floor * self._s.growth_warning
-        if (now >= limit or self._drift is not None) and len(history) >= _LOOKBACK[0] + _SMOOTH:
-            findings.append(self._judge_growth(now, floor))
+        limit = self._s.floor_nats * self._s.growth_warning
+        if now >= limit or self._drift is not None:
+            floor = self._floor()
+            limit = floor * self._s.growth_warning
+            if (now >= limit or self._drift is not None) and len(history) >= _LOOKBACK[0] + _SMOOTH:
+                findings.append(self._judge_growth(now, floor))
         worst = max((f for f in findings if f is not None), key=lambda v: (v.status, v.score), default=None)
         if worst is not None:
             return worst

@@ -116,7 +116,7 @@ class NonFiniteDetector(Detector):
             Status.CRITICAL if fatal or lasting else Status.WARNING,
             score=float(1 + len(self._since)), since_step=since, hard=True,
             reason=f"{names}{more} {verb} not a finite number since step {since}: {_consequence(fatal)}.",
-            signal=min(self._since, key=_importance), value=float(len(self._since)), threshold=1.0,
+            signal=min(self._since, key=_importance),
             evidence={verl_keys(series)[0]: float(first) for series, first in self._since.items()})
 
 

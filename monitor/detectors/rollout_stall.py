@@ -9,7 +9,7 @@ from typing import cast
 from monitor.catalog import TRAINING_SERIES
 from monitor.detectors.base import Detector, Settings, setting
 from monitor.model import NAN, DetectorSpec, Observation, Severity, Status, Verdict
-from monitor.stats import Recent
+from monitor.stats import Baseline
 from monitor.units import Unit, quantity
 
 STEP, TESTING, SAVING = ("stage_duration_seconds/step", "stage_duration_seconds/testing",
@@ -96,7 +96,7 @@ class RolloutStall(Detector):
     def __init__(self, settings: Settings | None = None) -> None:
         super().__init__(settings)
         self._s = cast(RolloutStallSettings, self._settings)
-        self._durations = Recent(200)
+        self._durations = Baseline(200)
         self._steps = 0  # since the log was begun
         self._last_step: int | None = None
         self._last_time: float | None = None
@@ -143,7 +143,7 @@ class RolloutStall(Detector):
         if self._steps == 0:
             self._first_duration = reported if reported > 0 else NAN
         elif duration > 0:
-            self._durations.push(duration)
+            self._durations.offer(duration)
         self._steps += 1
 
     def _count_arrival(self, now: float, reported: float, *, live: bool) -> None:
@@ -171,7 +171,7 @@ class RolloutStall(Detector):
         if self._batch_rows > 1:
             burst = max(burst, self._batch_span)
         return max(self._s.floor_seconds, factor * expected, self._s.burst_factor * burst,
-                   self._s.slowest_factor * max(self._durations, default=0.0))
+                   self._s.slowest_factor * (self._durations.quantile(1.0) if len(self._durations) else 0.0))
 
     def tick(self, now: float) -> Verdict | None:
         """Judge the silence at time ``now``."""
@@ -195,4 +195,4 @@ class RolloutStall(Detector):
             reason=f"No step for {quantity(silence, Unit.SECONDS)} {after}, while {usual} and "
                    f"{quantity(allowed, Unit.SECONDS)} of silence would be allowed: the run hangs.",
             evidence={"silence_seconds": silence, "expected_step_seconds": expected,
-                      "slowest_step_seconds": max(self._durations, default=NAN)})
+                      "slowest_step_seconds": self._durations.quantile(1.0)})

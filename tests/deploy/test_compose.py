@@ -226,17 +226,17 @@ def test_demo_file_changes_the_command_only() -> None:
 def test_own_alerts_are_mounted_in_place_of_the_repositorys(tmp_path: Path) -> None:
     """What deploy/README.md says about a receiver, done."""
     text = (DEPLOY / "README.md").read_text()
-    command = re.search(r"python -m (alerts\.render --webhook (\S+) --out) \./my-alerts", text)
+    command = re.search(r"python -m (alerts\.render --webhook (\S+) --out) (\S+)\n +VERL_ALERTS=\3(\S+) docker", text)
     assert command
     done = subprocess.run([sys.executable, "-m", *command[1].split(), str(tmp_path)], cwd=REPOSITORY, check=False,
                           capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    services = compose({"VERL_ALERTS": str(tmp_path)})["services"]
+    services = compose({"VERL_ALERTS": f"{tmp_path}{command[4]}"})["services"]
     wanted = {mount.source for name in ("prometheus", "alertmanager") for mount in mounts(services[name])}
     files = {path for path in wanted if path.startswith(str(tmp_path))}
     assert len(files) == 2
     assert all(Path(path).is_file() for path in files)
-    assert command[2] in (tmp_path / "alertmanager.yml").read_text()
+    assert command[2] in (tmp_path / command[4].strip("/") / "alertmanager.yml").read_text()
 
 
 @pytest.fixture

@@ -1,0 +1,1 @@
+"""Benchmarks: apart from the tests, because machines are noisy."""
