@@ -67,9 +67,10 @@ def monitor_page(alert: MonitorAlert) -> str:
 def index() -> str:
     """List of all runbooks."""
     return "\n".join([
-        _GENERATED, "", "# Runbooks", "", "One page per alert; the page an alert links to is served by the monitor under "
-        "`/runbooks/NAME`.", "", "| alert | severity | meaning |", "|---|---|---|",
+        _GENERATED, "", "# Runbooks", "",
+        "One page per alert; the page an alert links to is served by the monitor under `/runbooks/NAME`.", "",
+        "| alert | severity | meaning |", "|---|---|---|",
         *(f"| [{k.spec.alert}]({k.spec.alert}.md) | critical, warning | {k.spec.meaning.split('. ')[0].rstrip('.')}. |"
           for k in DETECTORS),
-        *(f"| [{a.name}]({a.name}.md) | {a.severity} | {a.summary.replace('{{ $labels.', '').replace(' }}', '')}. |"
+        *(f"| [{a.name}]({a.name}.md) | {a.severity} | {a.meaning.split('. ')[0].rstrip('.')}. |"
           for a in MONITOR_ALERTS), ""])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,7 +28,7 @@ scrape_configs:
 """
 
 
-def _pages(hook: Webhook) -> list[dict[str, object]]:
+def _pages(hook: Webhook) -> list[dict[str, Any]]:
     return hook.at("/page", "firing")
 
 
@@ -69,7 +70,7 @@ def test_a_failing_run_pages_once_and_resolves_when_it_ends(tmp_path: Path) -> N
         log.unlink()
 
         assert page["groupLabels"] == {"run": "failing"}
-        [alert] = page["alerts"]  # type: ignore[misc]
+        [alert] = page["alerts"]
         assert alert["labels"]["alertname"] == "VerlNonFinite"
         assert alert["labels"]["severity"] == "critical"
         annotations = alert["annotations"]
