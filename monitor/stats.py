@@ -13,6 +13,7 @@ import math
 from bisect import insort
 from collections import deque
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 NAN = math.nan
 
@@ -44,6 +45,13 @@ def sigma(values: Sequence[float]) -> float:
     """Robust standard deviation (scaled median absolute deviation); NaN of nothing."""
     centre = median(values)
     return MAD_TO_SIGMA * median([abs(v - centre) for v in values]) if values else NAN
+
+
+def noise(values: Sequence[float]) -> float:
+    """Robust standard deviation of a series about its own trend, from its step-to-step differences; NaN of fewer
+    than two values. A trend inside the window does not count as noise."""
+    steps = [abs(b - a) for a, b in pairwise(values)]
+    return MAD_TO_SIGMA * median(steps) / math.sqrt(2)
 
 
 class Recent:

@@ -33,7 +33,6 @@ def _pages(hook: Webhook) -> list[dict[str, Any]]:
 
 
 @pytest.mark.timeout(420)
-@pytest.mark.xdist_group("end-to-end")
 def test_a_failing_run_pages_once_and_resolves_when_it_ends(tmp_path: Path) -> None:
     lines = (LAB / "ppo-skipped-updates.jsonl").read_bytes().splitlines(keepends=True)
     logs = tmp_path / "logs" / "project"
@@ -86,7 +85,6 @@ def test_a_failing_run_pages_once_and_resolves_when_it_ends(tmp_path: Path) -> N
         assert {call[1] for call in hook.calls} == {"/page"}, "and no notice beside the page"
 
 
-@pytest.mark.xdist_group("end-to-end")
 def test_a_healthy_run_that_ends_pages_nobody(tmp_path: Path) -> None:
     lines = (LAB / "ppo-healthy.jsonl").read_bytes().splitlines(keepends=True)
     logs = tmp_path / "logs"

@@ -26,7 +26,7 @@ class AdvantageExplosionSettings(Settings):
         6.0, "ratio", "Largest magnitude in the batch, over the run's own 90th percentile of it, that is a warning.")
     ratio_critical: float = setting(20.0, "ratio", "The same, critical.")
     ratio_suspect: float = setting(3.0, "ratio", "From this ratio on a value no longer enters the baseline.")
-    count: float = setting(2.0, "steps", "Steps among the last 4 that must be above a limit.")
+    count: float = setting(3.0, "steps", "Steps among the last 6 that must be above a limit: a spike is no explosion.")
     warmup: float = setting(8.0, "steps", "Values other than zero needed before a run is compared with itself.")
 
 
@@ -119,12 +119,12 @@ class AdvantageExplosion(Detector):
 
 
 class _Group:
-    """One of advantages, returns, values: baseline and the ratios of the last four steps."""
+    """One of advantages, returns, values: baseline and the ratios of the last six steps."""
 
     def __init__(self, settings: AdvantageExplosionSettings) -> None:
         self._s = settings
         self._baseline = Baseline(100)
-        self._recent: deque[tuple[int, float, float]] = deque(maxlen=4)  # step, ratio, size
+        self._recent: deque[tuple[int, float, float]] = deque(maxlen=6)  # step, ratio, size
         self._since: int | None = None
         self._series, self._usual = "", 0.0
         self.status, self.score = Status.WARMING, 0.0

@@ -10,6 +10,7 @@ from typing import cast
 
 from monitor.detectors.base import Detector, Settings, setting
 from monitor.model import NAN, DetectorSpec, Observation, Severity, Status, Verdict
+from monitor.stats import MAD_TO_SIGMA, Baseline
 from monitor.units import quantity
 
 LOSS, EXPLAINED = "critic_loss", "value_explained_variance"
@@ -21,11 +22,19 @@ class CriticLossOscillationSettings(Settings):
     """Limits of ``critic_loss_oscillation``. A decade is a factor of ten of the value loss."""
 
     swing_decades_warning: float = setting(
-        1.0, "decades", "Size of a swing of the value loss, from turn to turn, that counts.")
+        1.0, "decades", "Smallest swing of the value loss, from turn to turn, that counts.")
+    swing_decades_noisy: float = setting(
+        1.75, "decades", "Largest swing that must be reached to count, in a run whose loss is noisy from step to step.")
+    noise_factor: float = setting(
+        4.5, "ratio", "A swing counts from this many times the step-to-step noise of the loss on, between the two "
+                      "limits above.")
     swing_decades_critical: float = setting(
         2.0, "decades", "Median size of the counted swings that is critical; a failing run of a 7B model swung over "
                         "five.")
-    turns: float = setting(4.0, "turns", "Turns within the window that make an oscillation: two spikes have four.")
+    turns: float = setting(5.0, "turns", "Turns within the window that make an oscillation: two spikes have four.")
+    turns_noisy: float = setting(7.0, "turns", "The same where the noise alone reaches the largest of the limits.")
+    duty: float = setting(
+        0.2, "ratio", "Share of the window that the loss must spend near either side; spikes do not.")
     window_steps: float = setting(24.0, "steps", "Window in which turns are counted.")
     material_ratio: float = setting(
         0.1, "ratio", "Value error at the peaks (root of twice the loss), as a share of the scale of returns, below "
@@ -71,8 +80,9 @@ SPEC = DetectorSpec(
 class CriticLossOscillation(Detector):
     """Turning points of log10 of the value loss.
 
-    A turn is confirmed when the loss has come back by at least a decade from its last extreme (a zigzag filter), so
-    noise has none and an isolated spike has two. Four turns within 24 steps are an oscillation, if the value error
+    A turn is confirmed when the loss has come back by at least a decade from its last extreme (a zigzag filter; more
+    where the loss is noisy from step to step), so noise has none and an isolated spike has two. Five turns within 24
+    steps, with time spent on both sides, are an oscillation, if the value error
     at the peaks is material on the scale of the run's returns: a loss that wanders between 1e-6 and 1e-4 while
     returns are near 1 harms nobody. A false alarm sends someone to look at a critic that is well.
 
@@ -95,6 +105,8 @@ class CriticLossOscillation(Detector):
         self._extreme = (0, 0, NAN)  # index, step, level of the leg's extreme so far
         self._low = self._high = (0, 0, NAN)
         self._turns: deque[tuple[int, int, float, float]] = deque(maxlen=16)  # index, step seen at, level, size
+        self._noise = Baseline(60)  # of the log10 loss, from step to step
+        self._swing = self._s.swing_decades_warning  # decades that count now
         self._levels: deque[float] = deque(maxlen=int(self._s.window_steps))  # log10 of the loss
         self._scale: deque[float] = deque(maxlen=int(self._s.window_steps))
 
@@ -110,10 +122,16 @@ class CriticLossOscillation(Detector):
             return None
         self._seen += 1
         level = math.log10(loss)
+        if self._levels:
+            self._noise.offer(abs(level - self._levels[-1]))
+            sigma = MAD_TO_SIGMA * self._noise.median()
+            self._swing = min(max(self._s.noise_factor * sigma, self._s.swing_decades_warning),
+                              self._s.swing_decades_noisy)
         self._levels.append(level)
         self._zigzag(self._seen, observation.step, level)
-        turns = [t for t in self._turns if t[0] > self._seen - self._s.window_steps]
-        if len(turns) >= self._s.turns:
+        turns = [t for t in self._turns if t[0] > self._seen - self._s.window_steps and t[3] >= self._swing]
+        noisy = self._swing >= self._s.swing_decades_noisy
+        if len(turns) >= (self._s.turns_noisy if noisy else self._s.turns):
             finding = self._finding(turns, values.get(EXPLAINED, NAN))
             if finding is not None:
                 return finding
@@ -129,25 +147,28 @@ class CriticLossOscillation(Detector):
         if self._direction == 0:
             self._low = here if not self._low[2] <= level else self._low
             self._high = here if not self._high[2] >= level else self._high
-            if level - self._low[2] >= self._s.swing_decades_warning:
+            if level - self._low[2] >= self._swing:
                 self._direction, self._extreme = 1, here
-            elif self._high[2] - level >= self._s.swing_decades_warning:
+            elif self._high[2] - level >= self._swing:
                 self._direction, self._extreme = -1, here
             return
         if self._direction * (level - self._extreme[2]) >= 0:
             self._extreme = here
-        elif abs(level - self._extreme[2]) >= self._s.swing_decades_warning:
+        elif abs(level - self._extreme[2]) >= self._swing:
             extreme_index, _, extreme_level = self._extreme
             self._turns.append((extreme_index, step, extreme_level, abs(level - extreme_level)))
             self._direction, self._extreme = -self._direction, here
 
     def _threshold(self) -> float:
         """Loss one counting swing above the lowest of the window: where a turn would begin to count."""
-        return _power(min(self._levels) + self._s.swing_decades_warning)
+        return _power(min(self._levels) + self._swing)
 
     def _finding(self, turns: list[tuple[int, int, float, float]], explained: float) -> Verdict | None:
         levels = [t[2] for t in turns]
         peak, trough = max(levels), min(levels)
+        high = sum(level > (peak + trough) / 2 for level in self._levels) / len(self._levels)
+        if not self._s.duty <= high <= 1 - self._s.duty:
+            return None
         scale = max(self._scale, default=NAN)
         error = math.sqrt(2 * 10**peak) if peak < 300 else math.inf
         if scale == scale and error < self._s.material_ratio * scale:

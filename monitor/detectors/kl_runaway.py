@@ -9,7 +9,7 @@ from typing import cast
 
 from monitor.detectors.base import Detector, Settings, setting
 from monitor.model import NAN, DetectorSpec, Observation, Severity, Status, Verdict
-from monitor.stats import Baseline, median, sigma
+from monitor.stats import Baseline, median, noise
 from monitor.units import Unit, quantity
 
 REFERENCE, UPDATE, ROLLOUT = "kl_divergence/reference", "kl_divergence/update", "kl_divergence/rollout"
@@ -17,9 +17,10 @@ REWARD, POLICY_LOSS = "score/mean", "policy_loss"
 
 _LOOKBACK = (10, 20, 40, 80, 160)
 _SMOOTH = 5
-_REWARD_SMOOTH = 8
-_GAIN_SIGMAS = 1.25
-"""A median of 8 has a standard error of 0.44 sigma, a difference of two 0.62: two of those are a gain."""
+_REWARD_FEW, _REWARD_MANY = 8, 24
+_GAIN_SIGMAS = 3.5
+"""A median of n values has a standard error of 1.25 sigma / sqrt(n), a difference of two of them 1.77: two of those are
+a gain. So a gain is more than 3.5 sigma / sqrt(n)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +38,7 @@ class KlRunawaySettings(Settings):
     absolute_critical_nats: float = setting(10.0, "nats", "Reference KL that is critical whatever the reward does.")
     step_limit_nats: float = setting(0.1, "nats", "KL of one update, or to the rollout engine, called large.")
     step_baseline_factor: float = setting(
-        3.0, "ratio", "Large also means this many times the run's own 90th percentile.")
+        5.0, "ratio", "Large also means this many times the run's own median.")
     step_ceiling_nats: float = setting(1.0, "nats", "KL of one update that is large whatever is usual for the run.")
     step_count_warning: float = setting(3.0, "steps", "Large steps among the last 10 that are a warning.")
     step_count_critical: float = setting(6.0, "steps", "Large steps among the last 10 that are critical.")
@@ -88,8 +89,8 @@ class KlRunaway(Detector):
 
     *Reference KL* (smoothed by a median over 5 steps): a finding when it grew fourfold within 10 to 160 steps and
     the reward did not rise over the same steps by more than its noise; floors keep the first nats of a run out.
-    *Update and rollout KL*: a finding when several of the last ten steps are above 0.1 nats and above three times
-    the run's own 90th percentile. A false alarm costs an engineer a look at two curves.
+    *Update and rollout KL*: a finding when several of the last ten steps are above 0.1 nats and above five times
+    the run's own median. A false alarm costs an engineer a look at two curves.
 
     >>> from monitor.model import Observation
     >>> detector = KlRunaway()
@@ -106,10 +107,10 @@ class KlRunaway(Detector):
     def __init__(self, settings: Settings | None = None) -> None:
         super().__init__(settings)
         self._s = cast(KlRunawaySettings, self._settings)
-        size = _LOOKBACK[-1] + _REWARD_SMOOTH
+        size = _LOOKBACK[-1] + _REWARD_MANY
         self._reference: deque[tuple[int, float, float]] = deque(maxlen=size)  # step, KL, reward (NaN: none)
         self._reward_first: list[float] = []
-        self._reward_recent: deque[float] = deque(maxlen=_REWARD_SMOOTH)
+        self._reward_recent: deque[float] = deque(maxlen=_REWARD_FEW)
         self._reward_best = NAN
         self._loss: deque[float] = deque(maxlen=20)
         self._drift: _Drift | None = None
@@ -136,10 +137,10 @@ class KlRunaway(Detector):
         reward = values.get(REWARD, NAN)
         if reward != reward:
             return
-        if len(self._reward_first) < _REWARD_SMOOTH:
+        if len(self._reward_first) < _REWARD_FEW:
             self._reward_first.append(reward)
         self._reward_recent.append(reward)
-        if len(self._reward_recent) == _REWARD_SMOOTH:
+        if len(self._reward_recent) == _REWARD_FEW:
             level = median(self._reward_recent)
             self._reward_best = level if self._reward_best != self._reward_best else max(self._reward_best, level)
 
@@ -185,20 +186,20 @@ class KlRunaway(Detector):
 
     def _floor(self) -> float:
         """Floor for the growth rule: higher once the reward has risen and stayed up."""
-        if len(self._reward_recent) < _REWARD_SMOOTH:
+        if len(self._reward_recent) < _REWARD_FEW:
             return self._s.learned_floor_nats
         start, now, best = median(self._reward_first), median(self._reward_recent), self._reward_best
-        noise = _GAIN_SIGMAS * max(sigma(self._reward_first), sigma(self._reward_recent))
-        learned = best - start > noise and best - now <= max(noise, 0.25 * (best - start))
+        blur = _blur(self._reward_first, list(self._reward_recent))
+        learned = best - start > blur and best - now <= max(blur, 0.25 * (best - start))
         return self._s.learned_floor_nats if learned else self._s.floor_nats
 
     def _judge_growth(self, now: float, floor: float) -> Verdict | None:
-        reward_now = [r for _, _, r in _slice(self._reference, 0, _REWARD_SMOOTH) if r == r]
-        drift = self._find_drift(now, floor, reward_now)
+        reward_now = self._rewards(0, _REWARD_FEW)
+        drift = self._find_drift(now, floor)
         if drift is None:
             drift = self._drift
             # A drift is over when the KL has come back, or the reward has clearly risen after all.
-            if drift is None or now < 0.5 * drift.peak or drift.gain(reward_now) > 2 * drift.noise:
+            if drift is None or now < 0.5 * drift.peak or drift.gain(reward_now) > 2 * drift.blur:
                 self._drift = None
                 return None
         drift.peak = max(drift.peak, now)
@@ -216,7 +217,10 @@ class KlRunaway(Detector):
             signal=REFERENCE, value=now, threshold=drift.level * self._s.growth_warning,
             evidence={"kl_reference": now, "kl_growth": growth, "reward_gain": gain, "policy_loss_band": loss})
 
-    def _find_drift(self, now: float, floor: float, reward_now: list[float]) -> _Drift | None:
+    def _rewards(self, back: int, count: int) -> list[float]:
+        return [reward for _, _, reward in _slice(self._reference, back, count) if reward == reward]
+
+    def _find_drift(self, now: float, floor: float) -> _Drift | None:
         """The strongest growth over any lookback in which the reward gained nothing."""
         history = self._reference
         found: _Drift | None = None
@@ -226,10 +230,12 @@ class KlRunaway(Detector):
             level = max(median([k for _, k, _ in _slice(history, lookback, _SMOOTH)]), floor)
             if now < self._s.growth_warning * level or (found is not None and level >= found.level):
                 continue
-            reward_then = [r for _, _, r in _slice(history, lookback, _REWARD_SMOOTH) if r == r]
-            noise = _GAIN_SIGMAS * max(sigma(reward_now), sigma(reward_then), 1e-9)
-            drift = _Drift(history[-1 - lookback][0], level, median(reward_then), noise, now)
-            if drift.gain(reward_now) > noise:
+            # The longer ago, the more steps may be taken together, and the smaller a gain can be seen.
+            count = max(_REWARD_FEW, min(lookback // 2, _REWARD_MANY, len(history) - lookback))
+            reward_now, reward_then = self._rewards(0, count), self._rewards(lookback, count)
+            blur = _blur(reward_then, reward_now)
+            drift = _Drift(history[-1 - lookback][0], level, median(reward_then), blur, now)
+            if drift.gain(reward_now) > blur:
                 continue
             # The same drift seen further on keeps its beginning.
             if self._drift is not None and self._drift.level <= level:
@@ -240,12 +246,13 @@ class KlRunaway(Detector):
 
 @dataclass(slots=True)
 class _Drift:
-    """A growth of the KL without gain: where it began, from which level, the reward then and its noise."""
+    """A growth of the KL without gain: where it began, from which level, the reward then, and the gain that its noise
+    would hide."""
 
     since: int
     level: float
     reward: float
-    noise: float
+    blur: float
     peak: float
 
     def gain(self, reward_now: list[float]) -> float:
@@ -264,7 +271,7 @@ class _StepKl:
 
     def update(self, step: int, value: float) -> Verdict:
         size = abs(value)
-        usual = self._baseline.quantile(0.9)
+        usual = self._baseline.median()
         # Until the run has a history of its own only the absolute limit can speak, and it needs more to be heard.
         known = len(self._baseline) >= 10
         relative = self._s.step_baseline_factor * usual if known else 0.0
@@ -290,9 +297,15 @@ class _StepKl:
             score=count / self._s.step_count_warning, since_step=since,
             reason=f"{what} was above {quantity(limit, Unit.NATS)} in {count} of the last {len(self._recent)} steps "
                    f"since step {since}, worst {quantity(worst, Unit.NATS)} (usual for this run "
-                   f"{quantity(self._baseline.median(), Unit.NATS)}): each step moves the policy too far.",
+                   f"{quantity(usual, Unit.NATS)}): each step moves the policy too far.",
             signal=self._series, value=latest, threshold=limit,
-            evidence={"large_steps": float(count), "worst": worst, "usual": self._baseline.median()})
+            evidence={"large_steps": float(count), "worst": worst, "usual": usual})
+
+
+def _blur(first: list[float], second: list[float]) -> float:
+    """Largest difference of the medians of two windows of rewards that may still be noise."""
+    count = min(len(first), len(second))
+    return _GAIN_SIGMAS * max(noise(first), noise(second), 1e-9) / count**0.5 if count > 1 else NAN
 
 
 def _slice(history: deque[tuple[int, float, float]], back: int, count: int) -> list[tuple[int, float, float]]:
