@@ -15,7 +15,7 @@ Row = Mapping[str, object]
 Maker = Callable[[int, random.Random], Row]
 
 
-def row(rng: random.Random, *, kl: float = 0.01, reward: float = 0.5, **over: float) -> dict[str, object]:
+def row(rng: random.Random, *, kl: float = 0.01, reward: float = 0.5, **over: float) -> dict[str, float]:
     """A step of a PPO run that is well; noise as in recorded runs."""
     gauss = rng.gauss
     return {
@@ -40,7 +40,7 @@ def _spikes(key: str, rate: float, size: float) -> Maker:
     def make(_: int, rng: random.Random) -> Row:
         values = row(rng)
         if rng.random() < rate:
-            values[key] = float(values[key]) * size if size > 1 else size  # type: ignore[arg-type]
+            values[key] = values[key] * size if size > 1 else size
         return values
     return make
 
