@@ -99,9 +99,19 @@ def _serve(arguments: argparse.Namespace) -> int:
         return EXIT_UNREADABLE
     clock = steady_clock()
     sources = [FileSource(path, clock=clock, run=arguments.run, project=arguments.project,
-                          poll_seconds=arguments.poll) for path in arguments.source]
+                          poll_seconds=arguments.poll, name=name)
+               for path, name in zip(arguments.source, _source_names(arguments.source), strict=True)]
     engine = Engine(EngineSettings(max_runs=arguments.max_runs, retain_ended_seconds=arguments.retain_ended))
     return _listen(Service(engine=engine, sources=sources, clock=clock), arguments.listen)
+
+
+def _source_names(paths: Sequence[Path]) -> list[str]:
+    """Names of sources on /metrics: the last part of the path, and a number where that is not enough."""
+    names: list[str] = []
+    for path in paths:
+        name = f"file:{path.absolute().name}"
+        names.append(name if name not in names else f"{name}-{len(names) + 1}")
+    return names
 
 
 def _listen(service: Service, address: tuple[str, int], *, intro: Sequence[str] = ()) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from monitor.engine import Engine, EngineSettings
 from monitor.run import RunView
-from monitor.sources.file import read_file
+from monitor.sources.recording import read_file
 
 _SETTINGS = EngineSettings(max_runs=100_000)
 

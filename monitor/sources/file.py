@@ -8,18 +8,12 @@ a worker thread, so that a file system that hangs stops this source only, and sh
 suffix (``project/experiment``) if it lies more than one level down or if the stem is taken. All files that a scan
 finds are named together, so files that are there at the start get the same names in any order; one that comes
 later never renames a run that is being followed. A row's own ``run`` goes before all this.
-
-**One log or a new one.** verl truncates its log at every start. A log goes on if its first bytes and the bytes
-before the reading position are still there, whatever its inode (a mirror such as rsync replaces the file at each
-copy); otherwise it was begun anew and is read from its start, as a new incarnation.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import fnmatch
-import hashlib
 import logging
 import os
 import stat
@@ -30,271 +24,19 @@ from itertools import islice
 
 from monitor.model import RunState, SourceEvent
 from monitor.sources import SourceStats, clean_name
-from monitor.sources.jsonl import REASONS, EventReader
+from monitor.sources.jsonl import REASONS
+from monitor.sources.tail import Tail, digest, stem
+from monitor.sources.walk import Found, walk
 from monitor.sources.writer import FileId, WriterState, WriterWatch
 
 logger = logging.getLogger(__name__)
 
-_CHUNK = 4 * 2**20  # bytes read of one file in one poll, so that a huge file does not hold up the others
 _POLL_BYTES = 16 * 2**20  # bytes read in one poll altogether: it bounds the rows in memory
-_DRAIN_CHUNKS = 16  # chunks read of a log after it was renamed
-_HEAD = 4096  # bytes at a log's start that tell it from another: about a row
-_LAST = 256  # bytes before the reading position, likewise
-_SETTLE_SECONDS = 2.0  # a file changed this recently is compared again: its time stamp may be too coarse to tell
-_GRACE_POLLS = 4  # polls for which a file may be absent, as in a rotation, before its runs are gone
 _FORGET_SECONDS = 3600.0  # how long a removed file's position is kept, should it come back
 _WALK_ENTRIES = 5000  # directory entries looked at in one poll
-_WALK_DEPTH = 12
 _WALK_SHARE = 20  # walks may take at most one part in this many of the time
 _STUCK_SECONDS = 15.0  # a poll that takes longer makes the source count as down
-_RETRY_SECONDS = 30.0  # longest pause before a file that failed is tried again
-_BAD_LINE = "%s, %s; skipped. Further bad lines of this file are only counted."
 _BREATH = 32  # events handed out before other tasks get a turn
-_PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip")
-
-
-class _Tail:
-    """One log: how far it was read, by what it is recognised, and whether it is over."""
-
-    def __init__(self, path: str, run: str, project: str, counts: SourceStats, file: FileId) -> None:
-        self.path, self.id = path, file
-        self.real_name = os.path.basename(os.path.realpath(path))
-        self.events = EventReader(run, project, self._reject)
-        self.lag = 0
-        self.behind = True  # there is, or may be, something to read at once
-        self.ended = False
-        self.gone_at: float | None = None
-        self.missing = 0  # polls since the file was last there
-        self.old_hours: float | None = None  # how long it lay untouched when first seen, if that was very long
-        self.writer = WriterState.UNKNOWN
-        self.retry_at = float("-inf")
-        self.failures = 0
-        self.rotated: dict[str, FileId] = {}  # files that this log was renamed to
-        self._counts = counts
-        self._offset = 0
-        # Content that lay there at first sight: rows up to this offset came at that time and are not live.
-        self._backlog_end, self._backlog_seconds = -1, 0.0
-        self._head_size, self._head_digest, self._last = 0, b"", b""
-        self._signature: tuple[int, ...] = ()
-        self._changed_at = 0.0
-        self._warned: set[str] = set()
-
-    def set_backlog(self, size: int, seconds: float) -> None:
-        """The first ``size`` bytes lay there already, written at about ``seconds`` on the monitor's clock."""
-        self._backlog_end, self._backlog_seconds = size, seconds
-
-    @property
-    def active(self) -> bool:
-        return not self.ended and self.gone_at is None
-
-    @property
-    def _live(self) -> bool:
-        return self._offset > self._backlog_end
-
-    def poll(self, clock: Callable[[], float], may_read: bool, out: list[SourceEvent]) -> int:
-        """Look at the file and read at most one chunk; the number of bytes read.
-
-        Raises:
-            OSError: the file is there and cannot be read.
-        """
-        try:
-            status = os.stat(self.path)
-        except (FileNotFoundError, NotADirectoryError):
-            self._absent(clock(), out)
-            return 0
-        self.missing = 0
-        if not stat.S_ISREG(status.st_mode):  # opening a pipe would block
-            self.behind = False
-            return 0
-        signature = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
-        now = time.monotonic()
-        if signature != self._signature:
-            self._changed_at = now
-        elif not self.behind and now - self._changed_at > _SETTLE_SECONDS:
-            return 0
-        self.behind = True
-        if not may_read:
-            return 0
-        with open(self.path, "rb", buffering=0) as file:
-            count = self._read(file.fileno(), clock(), out)
-        self._signature = signature
-        return count
-
-    def _read(self, descriptor: int, now: float, out: list[SourceEvent]) -> int:
-        status = os.fstat(descriptor)
-        file = (status.st_dev, status.st_ino)
-        if not self._continues(descriptor):
-            if file != self.id:
-                self._drain_renamed(now, out)
-            self._restart(now, out)
-        if file != self.id:
-            self.id, self.real_name = file, os.path.basename(os.path.realpath(self.path))
-        # A chunk is wholly backlog or wholly live.
-        limit = min(_CHUNK, self._backlog_end - self._offset) if self._offset < self._backlog_end else _CHUNK
-        data = os.pread(descriptor, limit, self._offset)
-        if self._offset + len(data) >= status.st_size:
-            # On a network file system a hole at the end may be data that has not arrived yet.
-            data = data.rstrip(b"\0")
-        if self.gone_at is not None or (self.ended and data):
-            self._revive(now, False, out)
-        self._take(descriptor, data, now, out)
-        self.lag = max(0, status.st_size - self._offset)
-        self.behind = bool(data) and self.lag > 0
-        if not self.behind:
-            self.events.announce(self._seconds(now), now, out)
-        return len(data)
-
-    def _take(self, descriptor: int, data: bytes, now: float, out: list[SourceEvent]) -> None:
-        # The position moves first: whatever a chunk does to the parser, it is never taken twice.
-        self._offset += len(data)
-        self._last = (self._last + data)[-_LAST:]
-        if self._head_size < min(_HEAD, self._offset):
-            head = os.pread(descriptor, min(_HEAD, self._offset), 0)
-            self._head_size, self._head_digest = len(head), _digest(head)
-        if data and self._live:
-            self.old_hours = None
-        self._counts.bytes += len(data)
-        seconds = self._seconds(now)
-        _count_rows(self._counts, self.events.feed(data, seconds, self._live, out), seconds)
-
-    def _finish(self, now: float, out: list[SourceEvent]) -> None:
-        seconds = self._seconds(now)
-        _count_rows(self._counts, self.events.finish(seconds, self._live, out), seconds)
-
-    def _seconds(self, now: float) -> float:
-        return now if self._live else self._backlog_seconds
-
-    def _continues(self, descriptor: int) -> bool:
-        """Whether an open file still holds, in its place, what was read of this log."""
-        if not self._offset:
-            return True
-        last = os.pread(descriptor, len(self._last), self._offset - len(self._last))
-        return last == self._last and _digest(os.pread(descriptor, self._head_size, 0)) == self._head_digest
-
-    def drain(self, path: str, now: float, out: list[SourceEvent]) -> bool:
-        """Read the rest of this log under the name it was renamed to; False if that file is another one."""
-        with open(path, "rb", buffering=0) as file:
-            if not self._offset or not self._continues(file.fileno()):
-                return False
-            for _ in range(_DRAIN_CHUNKS):
-                data = os.pread(file.fileno(), _CHUNK, self._offset)
-                if data and not self.active:
-                    self._revive(now, False, out)
-                self._take(file.fileno(), data, now, out)
-                if not data:
-                    break
-            else:
-                logger.warning("%s was renamed to %s before it was read to its end; rows are lost", self.path, path)
-        self.rotated[path] = self.id
-        return True
-
-    def _drain_renamed(self, now: float, out: list[SourceEvent]) -> None:
-        # Rows written between the last poll and a rename are in the renamed file, most likely beside this one.
-        with contextlib.suppress(OSError), os.scandir(os.path.dirname(self.path) or ".") as entries:
-            for entry in entries:
-                if entry.inode() == self.id[1] and entry.is_file() and entry.stat().st_dev == self.id[0]:
-                    self.drain(entry.path, now, out)
-                    return
-
-    def _restart(self, now: float, out: list[SourceEvent]) -> None:
-        if not self.ended:
-            self._finish(now, out)
-        self._counts.restarts += 1
-        self._offset = self._head_size = 0
-        self._head_digest = self._last = b""
-        self._backlog_end = -1
-        self._revive(now, True, out)
-
-    def _revive(self, now: float, restarted: bool, out: list[SourceEvent]) -> None:
-        self.ended, self.gone_at, self.old_hours = False, None, None
-        self.events.revive(now, restarted, out)
-
-    def end(self, now: float, state: RunState, reason: str, out: list[SourceEvent]) -> None:
-        """The log is over: read its last line even without a newline, and tell the end of its runs."""
-        self._finish(now, out)
-        self.events.end(now, state, reason, out)
-        self.ended = True
-
-    def _absent(self, now: float, out: list[SourceEvent]) -> None:
-        self.behind, self.lag = False, 0
-        self.missing += 1
-        if self.missing < _GRACE_POLLS or self.gone_at is not None:
-            return
-        if not self.ended:
-            self.end(now, RunState.GONE, "its log was removed", out)
-        self.gone_at = time.monotonic()
-        self._signature = ()
-
-    def fail(self, poll_seconds: float, reason: str, message: str, error: Exception) -> None:
-        """Count a failure, tell of the first of its kind, and leave the file alone for a while."""
-        self._counts.reject(reason)
-        self.failures += 1
-        self.behind = True
-        self.retry_at = time.monotonic() + min(_RETRY_SECONDS, poll_seconds * 2.0 ** min(self.failures, 10))
-        if reason not in self._warned:
-            self._warned.add(reason)
-            logger.warning("%s %s (%s); trying again", self.path, message, error,
-                           exc_info=None if isinstance(error, OSError) else error)
-
-    def _reject(self, reason: str, count: int, detail: str) -> None:
-        self._counts.reject(reason, count)
-        if detail and "line" not in self._warned:
-            self._warned.add("line")
-            logger.warning(_BAD_LINE, self.path, detail)
-
-
-def _count_rows(counts: SourceStats, rows: int, seconds: float) -> None:
-    counts.records += rows
-    if rows:
-        counts.last_record_seconds = max(seconds, counts.last_record_seconds or seconds)
-
-
-def _digest(data: bytes) -> bytes:
-    return hashlib.blake2b(data, digest_size=16).digest()
-
-
-_Found = dict[str, tuple[bool, os.stat_result]]  # path -> is a symbolic link, status
-
-
-def _walk(
-    root: str, pattern: str, failed: Callable[[str, OSError], None]
-) -> Iterator[tuple[str, bool, os.stat_result] | None]:
-    """Logs below a directory, with None for every other entry, so that the caller can do it in portions.
-
-    Hidden entries are left out: file systems keep snapshots, and copiers unfinished files, under such names.
-
-    Raises:
-        OSError: the root itself cannot be listed. Trouble further down is told to ``failed``.
-    """
-    pending, seen = [(root, 0)], set()
-    while pending:
-        directory, depth = pending.pop()
-        try:
-            with os.scandir(directory) as entries:
-                listing = list(entries)
-        except OSError as error:
-            if directory == root:
-                raise
-            failed(directory, error)
-            continue
-        for entry in listing:
-            found = None
-            if not entry.name.startswith("."):
-                try:
-                    if entry.is_dir():
-                        status = entry.stat()
-                        if depth < _WALK_DEPTH and (status.st_dev, status.st_ino) not in seen:
-                            seen.add((status.st_dev, status.st_ino))
-                            pending.append((entry.path, depth + 1))
-                    elif fnmatch.fnmatch(entry.name, pattern) and not entry.name.endswith(_PACKED):
-                        status = entry.stat()
-                        if stat.S_ISREG(status.st_mode):
-                            found = (entry.path, entry.is_symlink(), status)
-                except FileNotFoundError:
-                    pass
-                except OSError as error:
-                    failed(entry.path, error)
-            yield found
 
 
 class FileSource:
@@ -310,6 +52,7 @@ class FileSource:
             holds open, is read as that of a finished run.
         max_files: logs followed at once; beyond that the least recently written are left out.
         watch: how writers are found; by default in ``/proc``.
+        name: name of the source on /metrics; by default ``file:`` and the last part of the path.
     """
 
     def __init__(
@@ -324,6 +67,7 @@ class FileSource:
         ended_after_seconds: float = 3600.0,
         max_files: int = 5000,
         watch: WriterWatch | None = None,
+        name: str = "",
     ) -> None:
         self._path = os.path.abspath(path)
         self._clock = clock
@@ -333,14 +77,15 @@ class FileSource:
         self._ended_after_seconds = ended_after_seconds
         self._max_files = max_files
         self._watch = watch or WriterWatch()
-        self.stats = SourceStats(f"file:{self._path}", rejected=dict.fromkeys(REASONS, 0))
+        # A label value: short, and without the path of a machine.
+        self.stats = SourceStats(name or f"file:{os.path.basename(self._path)}", rejected=dict.fromkeys(REASONS, 0))
         # The worker thread counts here; the event loop copies it to ``stats`` between two polls.
         self._counts = SourceStats(self.stats.name, rejected=dict.fromkeys(REASONS, 0))
-        self._tails: dict[str, _Tail] = {}
+        self._tails: dict[str, Tail] = {}
         self._renamed: dict[str, FileId] = {}  # files that hold what was read under another name
         self._at_start = True  # nothing has been seen yet, so what is found was there before us
         self._walking: Iterator[tuple[str, bool, os.stat_result] | None] | None = None
-        self._found: _Found = {}
+        self._found: Found = {}
         self._next_walk = float("-inf")
         self._walk_seconds = 0.0
         self._turn = 0
@@ -425,7 +170,7 @@ class FileSource:
         self._tally()
         return out
 
-    def _visit(self, tail: _Tail, may_read: bool, out: list[SourceEvent]) -> int:
+    def _visit(self, tail: Tail, may_read: bool, out: list[SourceEvent]) -> int:
         if time.monotonic() < tail.retry_at:
             return 0
         restarts = self._counts.restarts
@@ -443,7 +188,7 @@ class FileSource:
             return count
         return 0
 
-    def _end_if_over(self, tail: _Tail, out: list[SourceEvent]) -> None:
+    def _end_if_over(self, tail: Tail, out: list[SourceEvent]) -> None:
         if not tail.active or tail.behind or tail.missing:
             return
         tail.writer = self._watch.state(tail.id)
@@ -509,13 +254,13 @@ class FileSource:
         self._adopt(self._found, True, out)
 
     def _walk_root(self) -> Iterator[tuple[str, bool, os.stat_result] | None]:
-        return _walk(self._path, self._pattern, self._entry_failed)
+        return walk(self._path, self._pattern, self._entry_failed)
 
     def _entry_failed(self, path: str, error: OSError) -> None:
         self._counts.reject("unreadable")
         self._warn_once(path, f"{path} cannot be read; trying again", error)
 
-    def _adopt(self, found: _Found, below: bool, out: list[SourceEvent]) -> None:
+    def _adopt(self, found: Found, below: bool, out: list[SourceEvent]) -> None:
         """Begin to follow what was found. ``below``: found in a directory, all that is there now."""
         at_start, self._at_start = self._at_start, False
         if below:
@@ -536,14 +281,14 @@ class FileSource:
         for path, (run, project) in self._names(new, below).items():
             status = new[path]
             age = max(0.0, time.time() - status.st_mtime)
-            tail = _Tail(path, run, project, self._counts, (status.st_dev, status.st_ino))
+            tail = Tail(path, run, project, self._counts, (status.st_dev, status.st_ino))
             if at_start or age > self._ended_after_seconds:
                 tail.set_backlog(status.st_size, self._clock() - age)
             if age > self._ended_after_seconds:
                 tail.old_hours = age / 3600.0
             self._tails[path] = tail
 
-    def _cut(self, found: _Found, out: list[SourceEvent]) -> _Found:
+    def _cut(self, found: Found, out: list[SourceEvent]) -> Found:
         newest = sorted(found, key=lambda path: (-found[path][1].st_mtime_ns, path))
         kept, cut = newest[: self._max_files], newest[self._max_files :]
         self._counts.files_cut = len(cut)
@@ -554,7 +299,7 @@ class FileSource:
                 tail.end(self._clock(), RunState.GONE, reason, out)
         return {path: found[path] for path in kept}
 
-    def _is_known(self, owner: _Tail, path: str, file: FileId, found: _Found, out: list[SourceEvent]) -> bool:
+    def _is_known(self, owner: Tail, path: str, file: FileId, found: Found, out: list[SourceEvent]) -> bool:
         """Whether a new path leads to a log that is followed, or was, under another path."""
         if owner.path in found:
             # Another link to the same file; or the log was renamed and begun anew, which its next poll sees.
@@ -571,67 +316,21 @@ class FileSource:
         """Run and project of new files; see the module's head."""
         if self._run is not None and below:
             self._warn_once("run", f"the run name {self._run!r} is not used: {self._path} is a directory")
-        stems = Counter(_stem(path) for path in paths)
+        stems = Counter(stem(path) for path in paths)
         taken = {tail.events.run for tail in self._tails.values()}
         names: dict[str, tuple[str, str]] = {}
         for path in sorted(paths):
-            stem = _stem(path)
+            base = stem(path)
             project = os.path.basename(os.path.dirname(path)) if self._project is None else self._project
-            run = stem if below or self._run is None else self._run
+            run = base if below or self._run is None else self._run
             if below:
                 branch = os.path.relpath(os.path.dirname(path), self._path)
                 nested = branch != os.curdir
-                if branch.count(os.sep) > 0 or stems[stem] > 1 or clean_name(stem) in taken:
-                    run = f"{branch if nested else os.path.basename(self._path)}/{stem}"
+                if branch.count(os.sep) > 0 or stems[base] > 1 or clean_name(base) in taken:
+                    run = f"{branch if nested else os.path.basename(self._path)}/{base}"
             run = clean_name(run)
             if run in taken:  # two suffixes, or a directory called like the root
-                run = clean_name(f"{run}~{_digest(os.fsencode(path)).hex()[:10]}")
+                run = clean_name(f"{run}~{digest(os.fsencode(path)).hex()[:10]}")
             taken.add(run)
             names[path] = (run, clean_name(project) if project else "")
         return names
-
-
-def _stem(path: str) -> str:
-    return os.path.splitext(os.path.basename(path))[0]
-
-
-def read_file(
-    path: str | os.PathLike[str],
-    run: str | None = None,
-    project: str | None = None,
-    *,
-    time_seconds: float = 0.0,
-    stats: SourceStats | None = None,
-) -> Iterator[SourceEvent]:
-    """All events of a recorded log, its last line included even without a newline.
-
-    Names come from the path as in ``FileSource``. Rows are not live; all have the time ``time_seconds``, for a log
-    carries none. No ``RunEnded`` comes: that a recording is over says nothing about its run. ``stats`` counts what
-    was read and refused.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
-    where = os.path.abspath(path)
-    counts = SourceStats(f"file:{where}") if stats is None else stats
-    run = clean_name(_stem(where) if run is None else run)
-    project = os.path.basename(os.path.dirname(where)) if project is None else project
-    warned = False
-
-    def reject(reason: str, count: int, detail: str) -> None:
-        nonlocal warned
-        counts.reject(reason, count)
-        if detail and not warned:
-            warned = True
-            logger.warning(_BAD_LINE, where, detail)
-
-    reader = EventReader(run, clean_name(project) if project else "", reject)
-    out: list[SourceEvent] = []
-    with open(where, "rb", buffering=0) as file:
-        while data := file.read(_CHUNK):
-            counts.bytes += len(data)
-            _count_rows(counts, reader.feed(data, time_seconds, False, out), time_seconds)
-            yield from out
-            out.clear()
-    _count_rows(counts, reader.finish(time_seconds, False, out), time_seconds)
-    yield from out

@@ -22,8 +22,10 @@ import pytest
 from monitor.model import RawStep, RunEnded, RunStarted, RunState, SourceEvent
 from monitor.sources import NAME_LIMIT, Source, SourceStats
 from monitor.sources import file as file_module
-from monitor.sources.file import FileSource, read_file
+from monitor.sources import tail as tail_module
+from monitor.sources.file import FileSource
 from monitor.sources.jsonl import EventReader, Row, parse_line
+from monitor.sources.recording import read_file
 from monitor.sources.writer import WriterWatch
 
 CASES = Path(__file__).parents[1] / "data" / "cases"
@@ -373,7 +375,7 @@ def test_every_step_counts_once_whatever_happens_to_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, below: bool
 ) -> None:
     """Rows in pieces, restarts in place, renames with unread rows, copytruncate; in tiny chunks and any order."""
-    monkeypatch.setattr(file_module, "_CHUNK", 300)
+    monkeypatch.setattr(tail_module, "CHUNK", 300)
     monkeypatch.setattr(file_module, "_POLL_BYTES", 900)
     random = Random(seed)
     path = tmp_path / "exp.jsonl"
@@ -675,7 +677,7 @@ def test_an_unreadable_file_stops_no_other(
             raise PermissionError(13, "Permission denied", path)
         return real_open(path, *arguments, **options)  # type: ignore[call-overload]  # passed through as given
 
-    monkeypatch.setattr(file_module, "open", guarded, raising=False)
+    monkeypatch.setattr(tail_module, "open", guarded, raising=False)
 
     async def check() -> None:
         nonlocal forbidden
@@ -776,7 +778,7 @@ def test_a_file_system_that_hangs_holds_up_nobody(tmp_path: Path, monkeypatch: p
 
 
 def test_a_huge_file_does_not_hold_up_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_module, "_CHUNK", 1000)
+    monkeypatch.setattr(tail_module, "CHUNK", 1000)
     monkeypatch.setattr(file_module, "_POLL_BYTES", 2000)
     big = list(range(2000))
     for name in "abc":
@@ -859,7 +861,7 @@ def test_counters_tell_what_was_read(tmp_path: Path) -> None:
     path = tmp_path / "exp.jsonl"
     path.write_bytes(rows(1, 2))
     stats = play(path, (nothing, [1, 2])).source.stats
-    assert (stats.name, stats.up, stats.records, stats.bytes) == (f"file:{path}", True, 2, len(rows(1, 2)))
+    assert (stats.name, stats.up, stats.records, stats.bytes) == (f"file:{path.name}", True, 2, len(rows(1, 2)))
     assert stats.last_read_seconds is not None
     assert stats.last_record_seconds is not None
     assert stats.last_record_seconds <= stats.last_read_seconds

@@ -1,0 +1,56 @@
+"""Reads a recorded log whole, through the very parser that follows a live one."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+
+from monitor.model import SourceEvent
+from monitor.sources import SourceStats, clean_name
+from monitor.sources.jsonl import EventReader
+from monitor.sources.tail import BAD_LINE, CHUNK, count_rows, stem
+
+logger = logging.getLogger("monitor.sources.file")
+
+
+def read_file(
+    path: str | os.PathLike[str],
+    run: str | None = None,
+    project: str | None = None,
+    *,
+    time_seconds: float = 0.0,
+    stats: SourceStats | None = None,
+) -> Iterator[SourceEvent]:
+    """All events of a recorded log, its last line included even without a newline.
+
+    Names come from the path as in ``FileSource``. Rows are not live; all have the time ``time_seconds``, for a log
+    carries none. No ``RunEnded`` comes: that a recording is over says nothing about its run. ``stats`` counts what
+    was read and refused.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    where = os.path.abspath(path)
+    counts = SourceStats(f"file:{where}") if stats is None else stats
+    run = clean_name(stem(where) if run is None else run)
+    project = os.path.basename(os.path.dirname(where)) if project is None else project
+    warned = False
+
+    def reject(reason: str, count: int, detail: str) -> None:
+        nonlocal warned
+        counts.reject(reason, count)
+        if detail and not warned:
+            warned = True
+            logger.warning(BAD_LINE, where, detail)
+
+    reader = EventReader(run, clean_name(project) if project else "", reject)
+    out: list[SourceEvent] = []
+    with open(where, "rb", buffering=0) as file:
+        while data := file.read(CHUNK):
+            counts.bytes += len(data)
+            count_rows(counts, reader.feed(data, time_seconds, False, out), time_seconds)
+            yield from out
+            out.clear()
+    count_rows(counts, reader.finish(time_seconds, False, out), time_seconds)
+    yield from out
