@@ -1,0 +1,99 @@
+"""Every query of the dashboard, asked of the real Prometheus that scraped the real service, returns data."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.parse
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from dashboards.build import OUTPUT
+from tests.helpers import CASES, LAB, wait_for
+from tests.servers import get, get_json, monitor, prometheus
+
+DASHBOARD: dict[str, Any] = json.loads(OUTPUT.read_text())
+
+# One run each that makes a panel speak. A panel may ask for what a well run does not have (findings), and for what only
+# an active run has (silence).
+RUNS = {"failing": "ppo-critic-swing", "nan": "01_nan_onset_as_null", "ended": "ppo-kl-runaway"}
+
+
+@pytest.fixture(scope="module")
+def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """URL of a Prometheus that has watched the runs for some seconds, one of them after its end."""
+    folder = tmp_path_factory.mktemp("dashboard")
+    logs = folder / "logs"
+    logs.mkdir()
+    with monitor(logs, log=folder / "monitor.log", options=["--retain-ended", "4"]) as url:
+        config = f"""
+global: {{scrape_interval: 1s, evaluation_interval: 1s}}
+scrape_configs:
+  - job_name: verl-monitor
+    static_configs: [{{targets: ["{url.removeprefix('http://')}"]}}]
+"""
+        with prometheus(config, folder) as prometheus_url:
+            files = {name: (logs / f"{name}.jsonl").open("wb", buffering=0) for name in RUNS}
+            sources = {name: (path if (path := LAB / f"{run}.jsonl").exists() else CASES / f"{run}.jsonl")
+                       for name, run in RUNS.items()}
+            lines = {name: path.read_bytes().splitlines(keepends=True) for name, path in sources.items()}
+            for part in range(10):
+                for name, file in files.items():
+                    size = len(lines[name]) // 10 + 1
+                    file.write(b"".join(lines[name][part * size:(part + 1) * size]))
+                time.sleep(1)
+            files.pop("ended").close()
+            (logs / "ended.jsonl").unlink()
+            wait_for(lambda: len(get_json(f"{url}/api/v1/runs")["runs"]) == 2, 20, "the ended run to leave")
+            time.sleep(2)
+            yield prometheus_url
+            for file in files.values():
+                file.close()
+
+
+def _substituted(expr: str, run: str) -> str:
+    for name, value in (("$__range", "5m"), ("$__rate_interval", "10s"), ("$__interval", "1s"), ("$run", run)):
+        expr = expr.replace(name, value)
+    assert "$" not in expr.replace('"$1"', ""), expr
+    return expr
+
+
+def _ask(url: str, expr: str, *, instant: bool) -> list[dict[str, Any]]:
+    now = time.time()
+    query = {"query": expr, "time": str(now)} if instant else {
+        "query": expr, "start": str(now - 60), "end": str(now), "step": "1"}
+    status, body = get(f"{url}/api/v1/{'query' if instant else 'query_range'}?{urllib.parse.urlencode(query)}")
+    assert status == 200, body
+    return list(json.loads(body)["data"]["result"])
+
+
+TARGETS = [(p["title"], t) for p in DASHBOARD["panels"] for t in p.get("targets", [])]
+
+
+@pytest.mark.parametrize(("title", "target"), TARGETS, ids=[f"{t} {q['refId']}" for t, q in TARGETS])
+def test_every_panel_query_returns_data(scraped: str, title: str, target: dict[str, Any]) -> None:
+    found = {run: _ask(scraped, _substituted(target["expr"], run), instant=bool(target.get("instant")))
+             for run in RUNS}
+    assert any(found.values()), f"no run has data for {title}: {target['expr']}"
+    if "health_score" in target["expr"]:
+        assert all(found.values()), "a score is there for every run"
+
+
+def test_the_run_variable_lists_ended_runs(scraped: str) -> None:
+    [variable] = [v for v in DASHBOARD["templating"]["list"] if v["name"] == "run"]
+    text = variable["query"] if isinstance(variable["query"], str) else variable["query"]["query"]
+    query = text.removeprefix("query_result(").removesuffix(")")
+    runs = {entry["metric"]["run"] for entry in _ask(scraped, _substituted(query, ""), instant=True)}
+    assert runs == set(RUNS), "the run that has left /metrics is still to be chosen"
+
+
+def test_the_annotations_mark_findings(scraped: str) -> None:
+    marked = {}
+    for annotation in DASHBOARD["annotations"]["list"]:
+        expr = annotation["target"]["expr"]
+        marked[annotation["name"]] = {r["metric"]["detector"] for run in RUNS
+                                      for r in _ask(scraped, _substituted(expr, run), instant=False)}
+    assert marked["Findings: critical"] == {"critic_loss_oscillation", "non_finite", "kl_runaway"}
+    assert "advantage_explosion" in marked["Findings: warning"]
