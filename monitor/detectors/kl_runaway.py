@@ -123,15 +123,15 @@ class KlRunaway(Detector):
         loss = values.get(POLICY_LOSS, NAN)
         if loss == loss:
             self._loss.append(loss)
-        verdicts = [
-            step_kl.update(observation.step, values[series])
-            for series, step_kl in self._steps.items() if series in values
-        ]
+        judged = [step_kl for series, step_kl in self._steps.items() if series in values]
+        for step_kl in judged:
+            step_kl.update(observation.step, values[step_kl.series])
+        worst = max(judged, key=lambda s: (s.status, s.score), default=None)
         if REFERENCE in values:
-            verdicts.append(self._judge_reference(observation.step, values))
-        if not verdicts:
-            return None
-        return max(verdicts, key=lambda v: (v.status, v.score))
+            reference = self._judge_reference(observation.step, values)
+            if worst is None or (reference.status, reference.score) >= (worst.status, worst.score):
+                return reference
+        return worst.verdict() if worst is not None else None
 
     def _watch_reward(self, values: Mapping[str, float]) -> None:
         reward = values.get(REWARD, NAN)
@@ -264,42 +264,52 @@ class _StepKl:
     """KL of single steps: how many of the last ten are large, absolutely and for this run."""
 
     def __init__(self, series: str, settings: KlRunawaySettings) -> None:
-        self._series = series
+        self.series = series
         self._s = settings
         self._recent: deque[tuple[int, float, bool]] = deque(maxlen=10)
         self._baseline = Baseline(100)
+        self._usual, self._limit, self._count = NAN, settings.step_limit_nats, 0
+        self.status, self.score = Status.WARMING, 0.0
 
-    def update(self, step: int, value: float) -> Verdict:
+    def update(self, step: int, value: float) -> None:
+        """Take in the KL of a step."""
         size = abs(value)
-        usual = self._baseline.median()
-        # Until the run has a history of its own only the absolute limit can speak, and it needs more to be heard.
+        self._usual = self._baseline.median()
+        # Until the run has a history of its own there is nothing to compare with.
         known = len(self._baseline) >= 10
-        relative = self._s.step_baseline_factor * usual if known else 0.0
-        limit = min(max(self._s.step_limit_nats, relative), self._s.step_ceiling_nats)
+        relative = self._s.step_baseline_factor * self._usual if known else 0.0
+        self._limit = min(max(self._s.step_limit_nats, relative), self._s.step_ceiling_nats)
         if size == size:
-            large = size > limit
-            self._recent.append((step, size, large))
+            self._recent.append((step, size, size > self._limit))
+            self._count = sum(large for _, _, large in self._recent)
             # Frozen while any recent step is suspect: a slow fault must not become the new normal.
-            self._baseline.offer(size, normal=not known or not any(entry[2] for entry in self._recent))
-        large_steps = [(s, v) for s, v, is_large in self._recent if is_large]
-        count = len(large_steps)
-        what = "KL of single updates" if self._series == UPDATE else "KL of trainer to rollout engine"
+            self._baseline.offer(size, normal=not known or not self._count)
+        if known and self._count >= self._s.step_count_warning:
+            self.status = Status.CRITICAL if self._count >= self._s.step_count_critical else Status.WARNING
+            self.score = self._count / self._s.step_count_warning
+        else:
+            self.status = Status.OK if known else Status.WARMING
+            self.score = min(0.99, self._count / self._s.step_count_warning)
+
+    def verdict(self) -> Verdict:
+        """Verdict on the last step."""
+        what = "KL of single updates" if self.series == UPDATE else "KL of trainer to rollout engine"
         latest = self._recent[-1][1] if self._recent else NAN
-        if count < self._s.step_count_warning or not known:
+        limit = quantity(self._limit, Unit.NATS)
+        if self.status < Status.WARNING:
             return Verdict(
-                Status.OK if known else Status.WARMING, score=min(0.99, count / self._s.step_count_warning),
-                reason=f"{what} is {quantity(latest, Unit.NATS)}; above {quantity(limit, Unit.NATS)} in {count} of the "
-                       f"last {len(self._recent)} steps.",
-                signal=self._series, value=latest, threshold=limit)
-        since, worst = large_steps[0][0], max(v for _, v in large_steps)
+                self.status, score=self.score, signal=self.series, value=latest, threshold=self._limit,
+                reason=f"{what} is {quantity(latest, Unit.NATS)}; above {limit} in {self._count} of the last "
+                       f"{len(self._recent)} steps.")
+        large = [(step, size) for step, size, is_large in self._recent if is_large]
+        since, worst = large[0][0], max(size for _, size in large)
         return Verdict(
-            Status.CRITICAL if count >= self._s.step_count_critical else Status.WARNING,
-            score=count / self._s.step_count_warning, since_step=since,
-            reason=f"{what} was above {quantity(limit, Unit.NATS)} in {count} of the last {len(self._recent)} steps "
-                   f"since step {since}, worst {quantity(worst, Unit.NATS)} (usual for this run "
-                   f"{quantity(usual, Unit.NATS)}): each step moves the policy too far.",
-            signal=self._series, value=latest, threshold=limit,
-            evidence={"large_steps": float(count), "worst": worst, "usual": usual})
+            self.status, score=self.score, since_step=since,
+            reason=f"{what} was above {limit} in {self._count} of the last {len(self._recent)} steps since step "
+                   f"{since}, worst {quantity(worst, Unit.NATS)} (usual for this run {quantity(self._usual, Unit.NATS)}): "
+                   f"each step moves the policy too far.",
+            signal=self.series, value=latest, threshold=self._limit,
+            evidence={"large_steps": float(self._count), "worst": worst, "usual": self._usual})
 
 
 def _blur(first: list[float], second: list[float]) -> float:

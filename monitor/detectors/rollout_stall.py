@@ -115,7 +115,9 @@ class RolloutStall(Detector):
     def update(self, observation: Observation) -> Verdict | None:
         """Take in a row: it ends any silence."""
         values, now = observation.values, observation.time_seconds
-        validated = TESTING in values or any(s.startswith("validation_score") for s in values)
+        # Only a run that may still validate for the first time is searched for it: a row has a hundred series.
+        validated = TESTING in values or ((self._steps == 0 or self._validation_pending) and any(
+            series.startswith("validation_score") for series in values))
         if TRAINING_SERIES.isdisjoint(values):
             # Validation before training: no step, but a sign of life, and it tells of slow steps to come.
             self._validation_pending = self._validation_pending or (validated and self._steps == 0)
