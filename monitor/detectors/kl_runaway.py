@@ -306,8 +306,8 @@ class _StepKl:
         return Verdict(
             self.status, score=self.score, since_step=since,
             reason=f"{what} was above {limit} in {self._count} of the last {len(self._recent)} steps since step "
-                   f"{since}, worst {quantity(worst, Unit.NATS)} (usual for this run {quantity(self._usual, Unit.NATS)}): "
-                   f"each step moves the policy too far.",
+                   f"{since}, worst {quantity(worst, Unit.NATS)} (usual for this run "
+                   f"{quantity(self._usual, Unit.NATS)}): each step moves the policy too far.",
             signal=self.series, value=latest, threshold=self._limit,
             evidence={"large_steps": float(self._count), "worst": worst, "usual": self._usual})
 
