@@ -24,7 +24,7 @@ from itertools import islice
 
 from monitor.model import RunState, SourceEvent
 from monitor.sources import SourceStats, clean_name
-from monitor.sources.jsonl import REASONS
+from monitor.sources.records import REASONS
 from monitor.sources.tail import Tail, digest, stem
 from monitor.sources.walk import Found, walk
 from monitor.sources.writer import FileId, WriterState, WriterWatch

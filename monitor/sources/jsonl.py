@@ -8,39 +8,20 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import orjson
 
-from monitor.model import RawStep, RunEnded, RunStarted, RunState, SourceEvent
-from monitor.sources import clean_name
+from monitor.sources.records import Reject, Row
 
 LINE_LIMIT = 64 * 2**20
 """Longest line, in bytes. A row of a thousand keys has 50 kB; what is beyond this limit is no metrics row."""
-
-REASONS = ("bad_json", "bad_step", "bad_data", "too_long", "nul_bytes", "unreadable", "internal")
-"""Why input of a file is refused: the keys of ``SourceStats.rejected``. The last two are about the file."""
 
 _EXPECTED = 'expected {"step": N, "data": {...}}'
 _STEP = re.compile(r"\s*[+-]?[0-9]{1,16}\s*")
 _LARGEST_STEP = 2**53  # a float holds every integer up to here; the store and Prometheus hold floats
 _SHOWN = 60  # characters of a refused line that a warning quotes
-_RUNS_PER_FILE = 4096  # run names remembered of a file whose rows name their runs
-_FOREIGN_LINES = 3  # lines without a row of its own after which an announced run is taken back
-
-Reject = Callable[[str, int, str], None]
-"""Told of refused input: the reason (one of ``REASONS``), how many, and a detail to warn with, which may be empty."""
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One row. ``values``: as the file has them, null as None. ``run``: the row's own run name, mostly empty."""
-
-    step: int
-    values: Mapping[str, object]
-    run: str = ""
-
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
@@ -170,9 +151,11 @@ class LineSplitter:
 class RowReader:
     """Turns the bytes of one log into rows."""
 
+    binary: ClassVar[bool] = False
+
     def __init__(self, reject: Reject, limit: int = LINE_LIMIT) -> None:
-        self.lines = 0
-        """Complete lines so far that were not blank."""
+        self.read = 0
+        self.unread = 0
         self._reject = reject
         self._limit = limit
         self._splitter = LineSplitter(limit)
@@ -183,13 +166,13 @@ class RowReader:
         rows: list[Row] = []
         for number, line in self._splitter.feed(data):
             if line is None:
-                self.lines += 1
+                self.read += 1
                 self._reject("too_long", 1, f"line {number}: expected at most {self._limit} bytes, got more")
                 continue
             row = parse_line(line)
             if row is None:
                 continue
-            self.lines += 1
+            self.read += 1
             if isinstance(row, Row):
                 rows.append(row)
             else:
@@ -199,7 +182,7 @@ class RowReader:
             self._reject("nul_bytes", nul_bytes, "")
         return rows
 
-    def finish(self) -> Row | None:
+    def finish(self) -> list[Row]:
         """The last line, when the log is over and its newline never came.
 
         A whole row is handed out and done with. A torn one is counted, without a detail because it is ordinary
@@ -208,80 +191,8 @@ class RowReader:
         row = parse_line(self._splitter.held)
         if isinstance(row, Row):
             self._splitter.discard()
-            self.lines += 1
-            return row
+            self.read += 1
+            return [row]
         if row is not None:
             self._reject(row.reason, 1, "")
-        return None
-
-
-class EventReader:
-    """The events of one log: its rows, and the starts and ends of the runs it tells of.
-
-    ``run`` and ``project`` name the run of rows that do not name one themselves. Events are appended to ``out``.
-    ``seconds`` is the time they get on the monitor's clock.
-    """
-
-    def __init__(self, run: str, project: str, reject: Reject) -> None:
-        self.run, self.project = run, project
-        self._reject = reject
-        self._reader = RowReader(reject)
-        # Per run: None when all is told, else the ``restarted`` of the RunStarted that is due at its next row.
-        self._runs: dict[str, bool | None] = {}
-        self._own_rows = False
-
-    @property
-    def runs(self) -> tuple[str, ...]:
-        """Runs told of so far, at most a few thousand."""
-        return tuple(self._runs)
-
-    def feed(self, data: bytes, seconds: float, live: bool, out: list[SourceEvent]) -> int:
-        """Read on; the number of rows."""
-        rows = self._reader.feed(data)
-        for row in rows:
-            self._tell(row, seconds, live, out)
-        return len(rows)
-
-    def finish(self, seconds: float, live: bool, out: list[SourceEvent]) -> int:
-        """Read the last line although its newline never came; the number of rows, 0 or 1."""
-        row = self._reader.finish()
-        if row is None:
-            return 0
-        self._tell(row, seconds, live, out)
-        return 1
-
-    def _tell(self, row: Row, seconds: float, live: bool, out: list[SourceEvent]) -> None:
-        run = clean_name(row.run) if row.run else self.run
-        due = self._runs.get(run, False)
-        if due is not None:
-            out.append(RunStarted(run, seconds, self.project, restarted=due))
-            self._runs[run] = None
-            if len(self._runs) > _RUNS_PER_FILE:
-                del self._runs[next(iter(self._runs))]
-        self._own_rows = self._own_rows or run == self.run
-        out.append(RawStep(run, row.step, seconds, row.values, self.project, live))
-
-    def announce(self, seconds: float, now: float, out: list[SourceEvent]) -> None:
-        """All is read so far. A log that is still empty is a run that starts, and may have started at ``seconds``.
-
-        A log that turns out to hold something else, such as verl's dumps of rollouts, takes the run back.
-        """
-        if not self._runs and not self._reader.lines:
-            out.append(RunStarted(self.run, seconds, self.project))
-            self._runs[self.run] = None
-        elif self.run in self._runs and not self._own_rows and self._reader.lines >= _FOREIGN_LINES:
-            del self._runs[self.run]
-            out.append(RunEnded(self.run, now, RunState.GONE, "its log holds no rows of it"))
-
-    def revive(self, seconds: float, restarted: bool, out: list[SourceEvent]) -> None:
-        """The log goes on after its end, or (``restarted``) is begun anew."""
-        if restarted:
-            self._reader = RowReader(self._reject)
-        self._runs = dict.fromkeys(self._runs, restarted)
-        if self.run in self._runs:  # runs named by rows start when a row of theirs comes
-            out.append(RunStarted(self.run, seconds, self.project, restarted=restarted))
-            self._runs[self.run] = None
-
-    def end(self, seconds: float, state: RunState, reason: str, out: list[SourceEvent]) -> None:
-        """Tell the end of the log's runs."""
-        out.extend(RunEnded(run, seconds, state, reason) for run in self._runs)
+        return []

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 from monitor.model import SourceEvent
 from monitor.sources import SourceStats, clean_name
-from monitor.sources.jsonl import EventReader
+from monitor.sources.events import EventReader
+from monitor.sources.jsonl import RowReader
 from monitor.sources.tail import BAD_LINE, CHUNK, count_rows, stem
 
 logger = logging.getLogger("monitor.sources.file")
@@ -44,7 +45,7 @@ def read_file(
             warned = True
             logger.warning(BAD_LINE, where, detail)
 
-    reader = EventReader(run, clean_name(project) if project else "", reject)
+    reader = EventReader(run, clean_name(project) if project else "", lambda: RowReader(reject))
     out: list[SourceEvent] = []
     with open(where, "rb", buffering=0) as file:
         while data := file.read(CHUNK):

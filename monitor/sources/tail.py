@@ -17,7 +17,8 @@ from collections.abc import Callable
 
 from monitor.model import RunState, SourceEvent
 from monitor.sources import SourceStats
-from monitor.sources.jsonl import EventReader
+from monitor.sources.events import EventReader
+from monitor.sources.jsonl import RowReader
 from monitor.sources.writer import FileId, WriterState
 
 logger = logging.getLogger("monitor.sources.file")
@@ -38,7 +39,7 @@ class Tail:
     def __init__(self, path: str, run: str, project: str, counts: SourceStats, file: FileId) -> None:
         self.path, self.id = path, file
         self.real_name = os.path.basename(os.path.realpath(path))
-        self.events = EventReader(run, project, self._reject)
+        self.events = EventReader(run, project, lambda: RowReader(self._reject))
         self.lag = 0
         self.behind = True  # there is, or may be, something to read at once
         self.ended = False

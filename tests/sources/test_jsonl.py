@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from monitor.catalog import parse
 from monitor.model import RawStep, RunEnded, RunStarted, RunState, SourceEvent
 from monitor.sources import NAME_LIMIT, clean_name
-from monitor.sources.jsonl import REASONS, EventReader, LineSplitter, Rejected, Row, RowReader, parse_line
+from monitor.sources.events import EventReader
+from monitor.sources.jsonl import LineSplitter, Rejected, RowReader, parse_line
+from monitor.sources.records import REASONS, Row
 
 CASES = Path(__file__).parents[1] / "data" / "cases"
 
@@ -149,7 +151,7 @@ def test_half_last_line_waits_for_its_rest() -> None:
     reader = RowReader(rejects)
     rows = reader.feed((CASES / "32_half_last_line.jsonl").read_bytes())
     assert [r.step for r in rows] == list(range(1, 10))
-    assert reader.finish() is None  # an end that turns out to be none keeps the half line
+    assert reader.finish() == []  # an end that turns out to be none keeps the half line
     assert [r.step for r in reader.feed((CASES / "32_half_last_line_rest.txt").read_bytes())] == [10]
     assert rejects.counts == {"bad_json": 1}
     assert rejects.details == []
@@ -158,8 +160,8 @@ def test_half_last_line_waits_for_its_rest() -> None:
 def test_last_line_without_newline_counts_at_the_end_once() -> None:
     reader = RowReader(Rejects())
     assert reader.feed(b'{"step":1,"data":{}}') == []
-    assert reader.finish() == Row(1, {})
-    assert reader.finish() is None
+    assert reader.finish() == [Row(1, {})]
+    assert reader.finish() == []
     assert reader.feed(b'\n{"step":2,"data":{}}\n') == [Row(2, {})]
 
 
@@ -200,7 +202,7 @@ def test_any_chunking_gives_the_same(stream: bytes, cuts: list[int]) -> None:
         lines = [line for chunk in chunks for line in splitter.feed(chunk)]
         return lines, splitter.nul_bytes, splitter.held
 
-    def rows(chunks: list[bytes]) -> tuple[list[str], Row | None, dict[str, int], list[str]]:
+    def rows(chunks: list[bytes]) -> tuple[list[str], list[Row], dict[str, int], list[str]]:
         rejects = Rejects()
         reader = RowReader(rejects, limit=60)
         found = [repr(r) for chunk in chunks for r in reader.feed(chunk)]  # NaN is not equal to itself
@@ -215,7 +217,7 @@ def test_any_chunking_gives_the_same(stream: bytes, cuts: list[int]) -> None:
 def test_rows_may_name_their_runs() -> None:
     """Case 36: 2,000 run names in one file."""
     out: list[SourceEvent] = []
-    reader = EventReader("36_label_churn", "p", Rejects())
+    reader = EventReader("36_label_churn", "p", lambda: RowReader(Rejects()))
     assert reader.feed((CASES / "36_label_churn.jsonl").read_bytes(), 5.0, True, out) == 2000
     started = [event.run for event in out if isinstance(event, RunStarted)]
     assert len(set(started)) == len(started) == 2000
@@ -225,7 +227,7 @@ def test_rows_may_name_their_runs() -> None:
 
 def test_run_names_are_bounded() -> None:
     out: list[SourceEvent] = []
-    reader = EventReader("r", "", Rejects())
+    reader = EventReader("r", "", lambda: RowReader(Rejects()))
     for number in range(10_000):
         reader.feed(b'{"run":"n%d","step":1,"data":{}}\n' % number, 0.0, True, out)
     assert len(reader.runs) <= 4096
@@ -233,7 +235,7 @@ def test_run_names_are_bounded() -> None:
 
 def test_a_restart_is_told_to_every_run_at_its_next_row() -> None:
     out: list[SourceEvent] = []
-    reader = EventReader("own", "", Rejects())
+    reader = EventReader("own", "", lambda: RowReader(Rejects()))
     both = b'{"step":1,"data":{}}\n{"run":"a","step":1,"data":{}}\n'
     reader.feed(both, 0.0, True, out)
     out.clear()
@@ -247,7 +249,7 @@ def test_a_restart_is_told_to_every_run_at_its_next_row() -> None:
 def test_a_log_of_other_things_is_no_run() -> None:
     """verl's rollout dumps are JSONL too. Seen while empty, one looks like a run that starts."""
     out: list[SourceEvent] = []
-    reader = EventReader("12", "", Rejects())
+    reader = EventReader("12", "", lambda: RowReader(Rejects()))
     reader.announce(0.0, 0.0, out)
     assert out == [RunStarted("12", 0.0, "")]
     reader.feed(b'{"input":"q","output":"a","score":1.0,"step":12}\n' * 3, 1.0, True, out)

@@ -1,0 +1,68 @@
+"""What a log holds, whatever its format, and what a reader of a format must offer.
+
+A reader is pure: bytes in, records out, no I/O, no clock, no logging. However the bytes are cut into chunks, the
+records are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+from monitor.model import RunState
+
+REASONS = ("bad_json", "bad_step", "bad_data", "bad_record", "bad_value", "too_long", "nul_bytes", "unreadable",
+           "internal")
+"""Why input of a log is refused: the keys of ``SourceStats.rejected``. The last two are about the file."""
+
+Reject = Callable[[str, int, str], None]
+"""Told of refused input: the reason (one of ``REASONS``), how many, and a detail to warn with, which may be empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row. ``values``: as the log has them, null as None. ``run``: the row's own run name, mostly empty."""
+
+    step: int
+    values: Mapping[str, object]
+    run: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """The run's resolved configuration, nested as verl has it."""
+
+    values: Mapping[str, object]
+    run: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The log says that its run is over."""
+
+    state: RunState
+    reason: str
+    run: str = ""
+
+
+Record = Row | Config | End
+
+
+class RecordReader(Protocol):
+    """Turns the bytes of one log into records.
+
+    ``binary``: whether NUL bytes mean something. ``read``: complete units (lines, framed records) so far that were not
+    blank, whether or not they were of use. ``unread``: bytes at the end of what was fed that must be fed again later,
+    because they may not have arrived whole (a hole in a file on a network file system); the reader has forgotten them.
+    """
+
+    binary: ClassVar[bool]
+    read: int
+    unread: int
+
+    def feed(self, data: bytes) -> Sequence[Record]:
+        """Records that ``data`` completes."""
+
+    def finish(self) -> Sequence[Record]:
+        """What can be made of a last unit that never was completed, when the log is over."""
