@@ -55,8 +55,8 @@ def run_health(monitor_url: str = MONITOR_URL) -> dashboard.Dashboard:
 def _run_variable() -> dashboard.QueryVariable:
     """Runs that had series inside the time range, the one that made a step last first, which is thus the default.
 
-    Not ``label_values``: it asks the index, which forgets ended runs or lists those outside of the range, depending
-    on how far the range is from the block that Prometheus writes.
+    Not ``label_values``: Prometheus answers it from its index, which also lists runs that ended before the range, as
+    far back as its current block goes, and by name.
     """
     query = f"query_result(sort_desc({by_run(Name.LAST_STEP_TIME)}))"
     return (

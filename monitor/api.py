@@ -24,7 +24,8 @@ def run_summary(view: RunView) -> dict[str, Any]:
     """A run in a line of a list."""
     return {
         "run": view.run, "project": view.project, "source": view.source, "algorithm": view.algorithm,
-        "state": view.state.value, "state_reason": view.state_reason, "verdict": verdict_word(view.severity),
+        "state": view.state.value, "state_reason": view.state_reason,
+        "phase": view.phase or None, "verdict": verdict_word(view.severity),
         "steps": view.steps, "last_step": view.last_step, "last_step_timestamp_seconds": view.last_step_seconds,
         "restarts": view.restarts, "findings": [d.spec.id for d in view.detectors if d.severity],
         "blind": [d.spec.id for d in view.detectors if d.missing],

@@ -80,11 +80,12 @@ class Engine:
                 run.begin(event.time_seconds, restarted=event.restarted)
                 self._changed(run)
         elif event.run in self._runs:
-            self._end(self._runs[event.run], event)
-
-    def _end(self, run: Run, event: RunEnded) -> None:
-        run.end(event.time_seconds, event.state, event.reason)
-        self._changed(run)
+            run = self._runs[event.run]
+            if isinstance(event, RunEnded):
+                run.end(event.time_seconds, event.state, event.reason)
+            else:
+                run.enter(event.phase, event.time_seconds)
+            self._changed(run)
 
     def tick(self, now: float) -> None:
         """Judge the passing of time; to be called about once a second."""

@@ -134,6 +134,10 @@ def _run_life(out: _Families, view: RunView) -> None:
         family = out.gauge(name, text, ["run"])
         if value == value:
             _add(family, run, value)
+    phase = out.gauge("verl_run_phase", "1 for the stage that the run is in, where its trainer tells it.",
+                      ["run", "phase"])
+    if view.phase:
+        _add(phase, [view.run, view.phase], 1)
     _add(out.counter("verl_run_restarts", "Times the run was begun again.", ["run"]), run, view.restarts)
 
 

@@ -175,7 +175,16 @@ class RunEnded:
     reason: str
 
 
-SourceEvent = RawStep | RunStarted | RunEnded
+@dataclass(frozen=True, slots=True)
+class RunPhase:
+    """The stage that a run is in now, as its trainer calls it (``gen``, ``update_actor``); empty: between stages."""
+
+    run: str
+    time_seconds: float
+    phase: str
+
+
+SourceEvent = RawStep | RunStarted | RunEnded | RunPhase
 
 
 @dataclass(frozen=True, slots=True)

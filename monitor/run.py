@@ -29,6 +29,7 @@ BLIND_AFTER_ROWS = 5
 BLIND_AGAIN_ROWS = 50
 BROKEN_AFTER_ERRORS = 20
 MAX_INCIDENTS = 200
+MAX_PHASE_LENGTH = 60
 
 
 @dataclass(slots=True, kw_only=True)
@@ -74,6 +75,8 @@ class RunView:
     detectors: tuple[DetectorView, ...]
     incidents: tuple[Incident, ...]
     ended_seconds: float | None
+    phase: str = ""
+    phase_since_seconds: float = 0.0
 
     @property
     def severity(self) -> Severity | None:
@@ -118,6 +121,7 @@ class Run:
         self.state, self.state_reason = RunState.STARTING, ""
         self.ended_seconds: float | None = None
         self.last_heard = now
+        self.phase, self.phase_since = "", now
         self.dropped_series = 0
         self._steps = self._rows = self._restarts = 0
         self._last_step: int | None = None
@@ -147,10 +151,17 @@ class Run:
     def end(self, now: float, state: RunState, reason: str) -> None:
         """It is over. A stall is over with it; other findings keep their last word until the retention is over."""
         self.state, self.state_reason, self.ended_seconds, self.last_heard = state, reason, now, now
+        self.phase = ""
         for watch in self._watches:
             if isinstance(watch.detector, RolloutStall) and watch.level.clear():
                 watch.verdict = Verdict(Status.OK, reason=f"The run is over: {reason}.")
                 self._close(watch, "the run ended")
+
+    def enter(self, phase: str, now: float) -> None:
+        """It is in this stage since ``now``; empty: between stages. A stage is a sign of life, but no step."""
+        self.phase, self.phase_since = phase[:MAX_PHASE_LENGTH], now
+        for watch in self._watches:
+            watch.detector.entered(self.phase, now)
 
     def observe(self, observation: Observation) -> None:
         """Take in a row and judge it."""
@@ -344,5 +355,6 @@ class Run:
                 DetectorView(spec=w.spec, verdict=w.verdict, severity=w.level.current, suppressed_by=w.suppressed_by,
                              missing=self.missing(w), broken=w.broken, findings=dict(w.findings))
                 for w in self._watches),
-            incidents=tuple(incident for _, incident in self._incidents), ended_seconds=self.ended_seconds)
+            incidents=tuple(incident for _, incident in self._incidents), ended_seconds=self.ended_seconds,
+            phase=self.phase, phase_since_seconds=self.phase_since)
 

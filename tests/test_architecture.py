@@ -11,7 +11,7 @@ import pytest
 from tests.helpers import REPOSITORY
 
 ORDER = ("__init__", "units", "model", "catalog", "stats", "hysteresis", "detectors", "run", "engine", "sources",
-         "clock", "replay", "exporter", "api", "service", "demo", "cli")
+         "clock", "replay", "exporter", "api", "attach", "service", "demo", "cli")
 """Modules of the package; each imports only from those before it."""
 
 ONLY_IN = {"fastapi": {"service"}, "uvicorn": {"cli"}, "jinja2": {"service"}, "prometheus_client": {"exporter"},

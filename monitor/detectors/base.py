@@ -40,5 +40,8 @@ class Detector(ABC):
         """Judge the passing of time; ``now`` is on the clock of ``Observation.time_seconds``. None: no opinion."""
         return None
 
+    def entered(self, phase: str, time_seconds: float) -> None:  # noqa: B027 - most detectors have nothing to do
+        """The run entered a stage of its step; empty: it left one."""
+
     def restarted(self, time_seconds: float) -> None:  # noqa: B027 - most detectors have nothing to do
         """The run's log was begun (again) at this time. Baselines stay: a resumed run is still the same run."""

@@ -102,6 +102,7 @@ class RolloutStall(Detector):
         self._last_time: float | None = None
         self._first_duration = NAN
         self._validation_pending = False
+        self._phase, self._phase_since = "", 0.0
         # Rows that arrived together, and the seconds of training they stand for.
         self._batch_rows, self._batch_span = 0, 0.0
         self._bursts: deque[float] = deque(maxlen=3)
@@ -111,6 +112,10 @@ class RolloutStall(Detector):
         self._steps = 0
         self._batch_rows, self._batch_span = 0, 0.0
         self._last_time = time_seconds
+
+    def entered(self, phase: str, time_seconds: float) -> None:
+        """Remember the stage, to say where the run hangs. It ends no silence: a hang is entered too."""
+        self._phase, self._phase_since = phase, time_seconds
 
     def update(self, observation: Observation) -> Verdict | None:
         """Take in a row: it ends any silence."""
@@ -188,6 +193,8 @@ class RolloutStall(Detector):
                 reason=f"Last step {quantity(max(0.0, silence), Unit.SECONDS)} ago, allowed "
                        f"{quantity(allowed, Unit.SECONDS)}.",
                 evidence={"expected_step_seconds": expected})
+        where = (f" in the stage {self._phase} for {quantity(max(0.0, now - self._phase_since), Unit.SECONDS)}"
+                 if self._phase else "")
         after = f"after step {self._last_step}" if self._steps else "since its log was begun"
         usual = (f"this run's steps take {quantity(expected, Unit.SECONDS)}" if expected == expected else
                  "no step has been completed")
@@ -195,6 +202,6 @@ class RolloutStall(Detector):
             Status.CRITICAL, score=silence / allowed, signal=STEP, value=silence, threshold=allowed, hard=True,
             since_step=self._last_step,
             reason=f"No step for {quantity(silence, Unit.SECONDS)} {after}, while {usual} and "
-                   f"{quantity(allowed, Unit.SECONDS)} of silence would be allowed: the run hangs.",
+                   f"{quantity(allowed, Unit.SECONDS)} of silence would be allowed: the run hangs{where}.",
             evidence={"silence_seconds": silence, "expected_step_seconds": expected,
                       "slowest_step_seconds": self._durations.quantile(1.0)})

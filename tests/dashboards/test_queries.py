@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 import urllib.parse
 from collections.abc import Iterator
@@ -11,6 +12,8 @@ from typing import Any
 import pytest
 
 from dashboards.build import OUTPUT
+from dashboards.queries import aggregate
+from monitor.model import RunState
 from tests.helpers import CASES, LAB, wait_for
 from tests.servers import get, get_json, monitor, prometheus
 
@@ -97,3 +100,22 @@ def test_the_annotations_mark_findings(scraped: str) -> None:
                                       for r in _ask(scraped, _substituted(expr, run), instant=False)}
     assert marked["Findings: critical"] == {"critic_loss_oscillation", "non_finite", "kl_runaway"}
     assert "advantage_explosion" in marked["Findings: warning"]
+
+
+def test_an_ended_run_still_shows_how_it_ended(scraped: str) -> None:
+    def now(title: str) -> list[str]:
+        [panel] = [p for p in DASHBOARD["panels"] if p["title"] == title]
+        return [entry["value"][1] for entry in _ask(scraped, _substituted(panel["targets"][0]["expr"], "ended"),
+                                                    instant=True)]
+
+    assert now("Run") == [str(list(RunState).index(RunState.GONE))]
+    assert now("Worst health now") == ["2"]
+    assert now("Time since the last step") == [], "nothing is expected of it, so it is not silent"
+
+
+def test_a_run_that_is_nan_poisons_no_aggregate(scraped: str) -> None:
+    losses = "last_over_time(verl_policy_loss[5m])"
+    [plain] = _ask(scraped, f"sum({losses})", instant=True)
+    assert plain["value"][1] == "NaN", "the fixture has a loss that is not a number"
+    [filtered] = _ask(scraped, aggregate("sum", losses), instant=True)
+    assert math.isfinite(float(filtered["value"][1]))

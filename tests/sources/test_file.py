@@ -28,7 +28,7 @@ from monitor.sources.file import FileSource
 from monitor.sources.jsonl import parse_line
 from monitor.sources.recording import read_file
 from monitor.sources.records import REASONS, Row
-from monitor.sources.writer import WriterWatch
+from monitor.sources.writer import FileId, WriterState, WriterWatch
 
 CASES = Path(__file__).parents[1] / "data" / "cases"
 POLL = 0.01
@@ -903,3 +903,109 @@ def test_a_recording_that_cannot_be_read_raises(tmp_path: Path) -> None:
         next(read_file(tmp_path / "absent.jsonl"))
     with pytest.raises(IsADirectoryError):
         next(read_file(tmp_path))
+
+
+# --- what only shows when two things happen between two polls
+
+
+class StagedWatch(WriterWatch):
+    """Says of every log what the test wants, until the log is forgotten."""
+
+    def __init__(self) -> None:
+        super().__init__(proc="/nonexistent")
+        self.told = WriterState.UNKNOWN
+        self.unheld = False
+
+    def state(self, file: FileId) -> WriterState:
+        return self.told
+
+    def nobody(self, file: FileId) -> bool:
+        return self.unheld
+
+    def forget(self, file: FileId) -> None:
+        self.told = WriterState.UNKNOWN
+
+
+def test_the_end_of_the_log_before_does_not_end_the_new_one(tmp_path: Path) -> None:
+    path = tmp_path / "exp.jsonl"
+    path.write_bytes(rows(1, 2))
+    watch = StagedWatch()
+    source = FileSource(path, clock=time.monotonic, watch=watch)
+    source._poll()
+    path.write_bytes(rows(1, note="again"))
+    watch.told = WriterState.RELEASED  # seen of the old writer, just before the new one came
+    assert not any(isinstance(event, RunEnded) for event in source._poll())
+
+
+def test_an_old_log_that_grows_is_not_over(tmp_path: Path) -> None:
+    path = tmp_path / "exp.jsonl"
+    path.write_bytes(rows(1))
+    os.utime(path, (time.time() - 9000, time.time() - 9000))
+    watch = StagedWatch()
+    source = FileSource(path, clock=time.monotonic, watch=watch)
+    source._poll()  # no scan has looked for a writer yet
+    append(path, rows(2))
+    watch.unheld = True
+    events = source._poll()
+    assert recorded(iter(events)) == [2]
+    assert not any(isinstance(event, RunEnded) for event in events)
+
+
+def test_a_rewrite_within_one_tick_of_the_time_stamp_is_seen(tmp_path: Path) -> None:
+    """Some file systems keep whole seconds: size and time stamp then stay as they were."""
+    path = tmp_path / "exp.jsonl"
+    path.write_bytes(rows(1, note="a"))
+    stamp = path.stat().st_mtime_ns
+    source = FileSource(path, clock=time.monotonic)
+    source._poll()
+    path.write_bytes(rows(1, note="b"))
+    os.utime(path, ns=(stamp, stamp))
+    assert [event.restarted for event in source._poll() if isinstance(event, RunStarted)] == [True]
+
+
+def test_a_backlog_leaves_the_event_loop_to_others(tmp_path: Path) -> None:
+    path = tmp_path / "exp.jsonl"
+    path.write_bytes(rows(*range(3200)))
+
+    async def check() -> None:
+        turns = 0
+
+        async def other() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        source = FileSource(path, clock=time.monotonic, poll_seconds=POLL)
+        await source.__anext__()
+        task = asyncio.create_task(other())
+        for _ in range(3200):
+            await source.__anext__()
+        task.cancel()
+        await source.aclose()
+        assert turns >= 50
+
+    asyncio.run(check())
+
+
+def test_a_log_of_another_head_is_another_log(tmp_path: Path) -> None:
+    path = tmp_path / "exp.jsonl"
+    path.write_bytes(rows(1, *range(100, 120)))
+    source = FileSource(path, clock=time.monotonic)
+    source._poll()
+    path.write_bytes(rows(2, *range(100, 121)))  # the same bytes before the reading position
+    assert recorded(iter(source._poll())) == [2, *range(100, 121)]
+
+
+def test_what_comes_while_the_backlog_is_measured_is_live(tmp_path: Path) -> None:
+    path = tmp_path / "exp.jsonl"
+    path.write_bytes(rows(1))
+
+    def clock() -> float:  # first asked for the backlog's time, after its size is known
+        if path.stat().st_size == len(rows(1)):
+            append(path, rows(2))
+        return time.monotonic()
+
+    source = FileSource(path, clock=clock)
+    steps = [(event.step, event.live) for event in source._poll() + source._poll() if isinstance(event, RawStep)]
+    assert steps == [(1, False), (2, True)]
