@@ -21,6 +21,7 @@ from monitor.replay import UnreadableError, recorded_files, replay_all
 from monitor.run import RunView
 from monitor.service import Service, create_app
 from monitor.sources.file import FileSource
+from monitor.sources.push import PushSource
 
 DEFAULT_LISTEN = "127.0.0.1:9560"
 EXIT_HEALTHY, EXIT_WARNING, EXIT_CRITICAL, EXIT_UNREADABLE = 0, 1, 2, 3
@@ -48,8 +49,9 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     serve = commands.add_parser("serve", help="follow live logs and serve /metrics, the API and a page")
-    serve.add_argument("source", nargs="+", type=Path, metavar="SOURCE",
-                       help="a log of verl's file logger, or a directory of them; it may appear later")
+    serve.add_argument("source", nargs="*", type=Path, metavar="SOURCE",
+                       help="a log of verl's file logger, or a directory of them; it may appear later. Without one "
+                            "the service takes what trainers send to it")
     _listen_option(serve)
     serve.add_argument("--run", help="name of the run, in place of the file's (one file only)")
     serve.add_argument("--project", help="name of the project, in place of the directory's")
@@ -93,7 +95,7 @@ def _address(text: str) -> tuple[str, int]:
 
 
 def _serve(arguments: argparse.Namespace) -> int:
-    if arguments.run and (len(arguments.source) > 1 or arguments.source[0].is_dir()):
+    if arguments.run and (len(arguments.source) != 1 or arguments.source[0].is_dir()):
         print("verl-monitor: --run names one run, so it goes with one file, not with a directory or several sources",
               file=sys.stderr)
         return EXIT_UNREADABLE
@@ -102,7 +104,10 @@ def _serve(arguments: argparse.Namespace) -> int:
                           poll_seconds=arguments.poll, name=name)
                for path, name in zip(arguments.source, _source_names(arguments.source), strict=True)]
     engine = Engine(EngineSettings(max_runs=arguments.max_runs, retain_ended_seconds=arguments.retain_ended))
-    return _listen(Service(engine=engine, sources=sources, clock=clock), arguments.listen)
+    token = os.environ.get("VERL_MONITOR_TOKEN", "")
+    # Whoever reaches the port could write runs of their own, so without a token only this host may.
+    push = PushSource(clock) if token or arguments.listen[0] in ("127.0.0.1", "::1", "localhost") else None
+    return _listen(Service(engine=engine, sources=sources, clock=clock, push=push, token=token), arguments.listen)
 
 
 def _source_names(paths: Sequence[Path]) -> list[str]:

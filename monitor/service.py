@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 import gzip
 import logging
+import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 
 import jinja2
+import orjson
 from fastapi import FastAPI, Request, Response
 from markdown_it import MarkdownIt
 
@@ -19,6 +21,7 @@ from monitor import __version__, api
 from monitor.engine import Engine, Snapshot
 from monitor.exporter import MonitorView, Renderer, SourceView
 from monitor.sources import Source
+from monitor.sources.push import BadRequestError, BusyError, PushSource
 
 log = logging.getLogger("monitor.service")
 
@@ -26,6 +29,7 @@ TICK_SECONDS = 1.0
 STUCK_AFTER_SECONDS = 15.0
 GZIP_FROM_BYTES = 1024
 EVENTS_PER_TURN = 50
+MAX_BODY_BYTES = 8 * 2**20
 
 
 @dataclass(kw_only=True)
@@ -35,6 +39,8 @@ class Service:
     engine: Engine
     sources: Sequence[Source]
     clock: Callable[[], float]
+    push: PushSource | None = None
+    token: str = ""
     heartbeat_seconds: float = 0.0
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
     _renderer: Renderer = field(default_factory=Renderer)
@@ -44,20 +50,27 @@ class Service:
         """Begin reading and ticking."""
         self.heartbeat_seconds = self.clock()
         self._tasks = [asyncio.create_task(self._tick(), name="tick")]
-        self._tasks += [asyncio.create_task(self._read(source), name=source.stats.name) for source in self.sources]
+        self._tasks += [asyncio.create_task(self._read(source), name=source.stats.name) for source in self.all_sources]
 
     async def stop(self) -> None:
         """End reading and ticking."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for source in self.sources:
+        for source in self.all_sources:
             await source.aclose()
+
+    @property
+    def all_sources(self) -> list[Source]:
+        """Sources that are read, and the one that is sent to."""
+        return [*self.sources, *([self.push] if self.push else [])]
 
     async def _tick(self) -> None:
         while True:
             try:
                 self.engine.tick(self.clock())
+                if self.push is not None:
+                    self.push.alive()
                 self.heartbeat_seconds = self.clock()
             except Exception:
                 log.exception("the engine's tick failed; it goes on with the next one")
@@ -95,7 +108,7 @@ class Service:
     @property
     def ready(self) -> bool:
         """Whether every source has been polled at least once."""
-        return not self.stuck and all(source.stats.last_read_seconds is not None for source in self.sources)
+        return not self.stuck and all(source.stats.last_read_seconds is not None for source in self.all_sources)
 
     def monitor_view(self) -> MonitorView:
         """What the monitor exports of itself."""
@@ -103,7 +116,7 @@ class Service:
             heartbeat_seconds=self.heartbeat_seconds,
             sources=[SourceView(name=s.stats.name, up=s.stats.up, last_read_seconds=s.stats.last_read_seconds,
                                 records=s.stats.records, files=s.stats.files, lag_bytes=s.stats.lag_bytes,
-                                rejected=dict(s.stats.rejected)) for s in self.sources])
+                                rejected=dict(s.stats.rejected)) for s in self.all_sources])
 
     async def metrics(self, accept: str, *, compress: bool) -> tuple[bytes, str, bool]:
         """The exposition page, its content type, and whether it is compressed. Rendered in a thread, one at a time,
@@ -177,6 +190,50 @@ def create_app(service: Service) -> FastAPI:
         """One run: state, verdict per detector with reason and evidence, incidents."""
         view = service.engine.snapshot().find(run)
         return json(api.run_detail(view)) if view else json({"error": f"no run named {run!r} is known"}, 404)
+
+    async def push(request: Request, take: Callable[[PushSource, object], object]) -> Response:
+        """What all of the push API has in common: who may, how much, and how an error is told."""
+        if service.push is None:
+            return json({"error": "this service takes no steps: it listens on more than loopback and has no token; set "
+                                  "VERL_MONITOR_TOKEN for it and for its senders"}, 403)
+        given = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if service.token and not secrets.compare_digest(given.encode(), service.token.encode()):
+            return json({"error": "expected the header Authorization: Bearer TOKEN with this service's token"}, 401)
+        body = bytearray()
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > MAX_BODY_BYTES:
+                return json({"error": f"expected at most {MAX_BODY_BYTES} bytes in a request"}, 413)
+        try:
+            answer = take(service.push, orjson.loads(body))
+        except orjson.JSONDecodeError as error:
+            return json({"error": f"expected JSON: {error}"}, 400)
+        except BadRequestError as error:
+            return json({"error": str(error)}, 400)
+        except BusyError:
+            return json({"error": "too many steps are waiting; try again"}, 503)
+        # Good items were kept even where others were bad, so the status says what is left to mend.
+        return json(answer or {}, 422 if isinstance(answer, dict) and answer["errors"] else 200)
+
+    @app.post("/api/v1/runs/{run:path}/steps")
+    async def push_steps(run: str, request: Request) -> Response:
+        """Rows of a run."""
+        return await push(request, lambda source, body: source.steps(run, body))
+
+    @app.post("/api/v1/runs/{run:path}/phase")
+    async def push_phase(run: str, request: Request) -> Response:
+        """The stage that a run is in."""
+        return await push(request, lambda source, body: source.phase(run, body))
+
+    @app.post("/api/v1/runs/{run:path}/config")
+    async def push_config(run: str, request: Request) -> Response:
+        """A run begins with this configuration."""
+        return await push(request, lambda source, body: source.config(run, body))
+
+    @app.post("/api/v1/runs/{run:path}/finish")
+    async def push_finish(run: str, request: Request) -> Response:
+        """A run is over."""
+        return await push(request, lambda source, body: source.finish(run, body))
 
     @app.get("/")
     async def index() -> Response:

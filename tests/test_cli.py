@@ -71,7 +71,7 @@ def test_case_36_two_thousand_runs_of_one_file(capsys: pytest.CaptureFixture[str
     assert len(json.loads(capsys.readouterr().out)) == 2000
 
 
-@pytest.mark.parametrize("arguments", [[], ["serve"], ["check"], ["serve", "--listen", "nowhere", "x"],
+@pytest.mark.parametrize("arguments", [[], ["check"], ["serve", "--listen", "nowhere", "x"],
                                        ["serve", "--poll", "-1", "x"], ["check", "--format", "pdf", "x"]])
 def test_wrong_use_is_told(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:

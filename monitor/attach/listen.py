@@ -16,13 +16,13 @@ from collections.abc import Callable, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from monitor import api, model
+from monitor import api
 from monitor.attach.recorder import Event, Recorder
 from monitor.attach.rows import counts, settled
 from monitor.attach.settings import Settings, clock, fault, say
 from monitor.engine import Engine
 from monitor.exporter import MonitorView, Renderer, SourceView
-from monitor.model import RawStep, RunEnded, RunStarted, RunState
+from monitor.model import RawStep, RunEnded, RunPhase, RunStarted, RunState
 
 TURN_SECONDS = 0.25
 TICK_SECONDS = 1.0
@@ -133,9 +133,6 @@ class Listen:
             self._engine.handle(RunEnded(who.run, self._now, RunState.FINISHED, "the trainer finished"), SOURCE)
 
     def _note_phases(self) -> None:
-        made: Any = getattr(model, "RunPhase", None)
-        if made is None:
-            return
         for recorder in list(self._recorders()):
             who, now = recorder.who, recorder.phase_now
             if recorder.over or self._phases.get(who.incarnation, (None, 0.0))[0] is now[0] is None:
@@ -143,7 +140,7 @@ class Listen:
             if self._phases.get(who.incarnation) is not now:  # the object: the same stage may have come again
                 self._phases = {**dict(list(self._phases.items())[-100:]), who.incarnation: now}
                 self._now = max(self._now, now[1])
-                self._engine.handle(made(who.run, self._now, now[0] or ""), SOURCE)
+                self._engine.handle(RunPhase(who.run, self._now, now[0] or ""), SOURCE)
 
     # --- the server's threads
 

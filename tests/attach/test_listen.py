@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from monitor import model
 from monitor.attach import attach, listen, recorder, rows
 from monitor.attach.settings import clock
 from tests.attach.stub import Stub, wait_for
@@ -100,7 +99,6 @@ def test_a_hang_is_told_by_time_alone(port: int, monkeypatch: pytest.MonkeyPatch
     assert wait_for(lambda: samples(port).get("verl_run_state{run=run,state=stalled}") == 1)
 
 
-@pytest.mark.skipif(not hasattr(model, "RunPhase"), reason="the engine knows no phases yet")
 def test_the_live_phase_is_shown(port: int) -> None:
     run = attach(experiment="run", listen=f"127.0.0.1:{port}")
     run.log({"actor/pg_loss": 0.1}, 1)
