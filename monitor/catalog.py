@@ -199,6 +199,18 @@ METRICS: tuple[Metric, ...] = (
     Metric(name="trajectory_off_policy", unit=Unit.NUMBER, panel="mismatch", labels=("measure", "stat"),
            help="How many weight versions old the trajectories are, and over how many they span.",
            keys={"training/off_policy/trajectory_{measure}/{stat}": ("{measure}", "{stat}")}),
+    # --- what only the console says
+    Metric(name="gradient_warnings", unit=Unit.NUMBER, panel="log",
+           help="Lines since the last step that say that a gradient norm is not finite, over all ranks.",
+           keys={"console/grad_norm_not_finite": ()}),
+    Metric(name="rollout_errors", unit=Unit.NUMBER, panel="log",
+           help="Rollouts since the last step that raised an error; verl trains on without them and no metric says so.",
+           keys={"console/rollout_errors": ()}),
+    Metric(name="resumed_from_step", unit=Unit.NUMBER, panel="log",
+           help="Step of the checkpoint that the run was resumed from.", keys={"console/resumed_from_step": ()}),
+    Metric(name="rounded_values", unit=Unit.NUMBER, panel="log",
+           help="Values of the step that an old version rounded to 0.000: small, but not known to be zero.",
+           keys={"console/rounded_zeros": ()}),
     # --- speed and memory
     Metric(name="stage_duration_seconds", unit=Unit.SECONDS, panel="speed", labels=("stage",),
            help="Duration of a stage of the step. The stage step excludes testing.",

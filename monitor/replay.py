@@ -11,7 +11,8 @@ from pathlib import Path
 
 from monitor.engine import Engine, EngineSettings
 from monitor.run import RunView
-from monitor.sources.recording import read_file
+from monitor.sources.formats import CONSOLE
+from monitor.sources.recording import format_of, read_file
 
 _SETTINGS = EngineSettings(max_runs=100_000)
 
@@ -27,13 +28,21 @@ def recorded_files(path: Path) -> list[Path]:
         UnreadableError: there are none.
     """
     if path.is_dir():
-        files = sorted(p for p in path.rglob("*.jsonl") if p.is_file())
+        files = sorted(p for p in path.rglob("*") if p.is_file() and (p.suffix == ".jsonl" or _is_console(p)))
         if not files:
-            raise UnreadableError(f"{path}: no *.jsonl in this directory; expected logs of verl's file logger")
+            raise UnreadableError(f"{path}: no log of verl in this directory; expected *.jsonl of its file logger, or "
+                                  "*.log or *.out with its console output")
         return files
     if not path.exists():
         raise UnreadableError(f"{path}: no such file; expected a log of verl's file logger or a directory of them")
     return [path]
+
+
+def _is_console(path: Path) -> bool:
+    try:
+        return path.suffix in (".log", ".out") and format_of(path) is CONSOLE
+    except OSError:
+        return False
 
 
 def replay(path: Path) -> tuple[RunView, ...]:

@@ -19,8 +19,10 @@ class EventReader:
     ``seconds`` is the time they get on the monitor's clock.
     """
 
-    def __init__(self, run: str, project: str, make_reader: Callable[[], RecordReader]) -> None:
+    def __init__(self, run: str, project: str, make_reader: Callable[[], RecordReader], *,
+                 announced: bool = True) -> None:
         self.run, self.project = run, project
+        self._announced = announced
         self._make_reader = make_reader
         self.reader = make_reader()
         # Per run: None when all is told, else the ``restarted`` of the RunStarted that is due at its next row.
@@ -47,12 +49,17 @@ class EventReader:
                 self._tell(record, seconds, live, out)
                 rows += 1
             elif isinstance(record, End):
-                out.append(RunEnded(clean_name(record.run) if record.run else self.run, seconds, record.state,
-                                    record.reason))
+                out.append(RunEnded(self._name(record.run), seconds, record.state, record.reason))
         return rows
 
+    def _name(self, run: str) -> str:
+        """Name of a run that a record names: whole, or (``#2``) as one of several in a log that does not name them."""
+        if not run:
+            return self.run
+        return f"{self.run}{run}" if run.startswith("#") else clean_name(run)
+
     def _tell(self, row: Row, seconds: float, live: bool, out: list[SourceEvent]) -> None:
-        run = clean_name(row.run) if row.run else self.run
+        run = self._name(row.run)
         due = self._runs.get(run, False)
         if due is not None:
             out.append(RunStarted(run, seconds, self.project, restarted=due))
@@ -67,6 +74,8 @@ class EventReader:
 
         A log that turns out to hold something else, such as verl's dumps of rollouts, takes the run back.
         """
+        if not self._announced:  # a text that may be anybody's: a run is there when a row of it is
+            return
         if not self._runs and not self.reader.read:
             out.append(RunStarted(self.run, seconds, self.project))
             self._runs[self.run] = None
@@ -79,7 +88,7 @@ class EventReader:
         if restarted:
             self.reader = self._make_reader()
         self._runs = dict.fromkeys(self._runs, restarted)
-        if self.run in self._runs:  # runs named by rows start when a row of theirs comes
+        if self.run in self._runs and self._announced:  # runs named by rows start when a row of theirs comes
             out.append(RunStarted(self.run, seconds, self.project, restarted=restarted))
             self._runs[self.run] = None
 

@@ -24,6 +24,7 @@ from itertools import islice
 
 from monitor.model import RunState, SourceEvent
 from monitor.sources import SourceStats, clean_name
+from monitor.sources.formats import HEAD, JSONL, Format, detect
 from monitor.sources.records import REASONS
 from monitor.sources.tail import Tail, digest, stem
 from monitor.sources.walk import Found, walk
@@ -47,7 +48,8 @@ class FileSource:
         clock: seconds on a clock that never goes back. All event times come from it. It is called in a thread.
         run, project: names to use instead of those from the path; ``run`` for a single file only.
         poll_seconds: pause between two looks.
-        pattern: file names to follow in a directory; hidden and packed files are never followed.
+        patterns: file names to follow in a directory; hidden and packed files are never followed. A file that is not
+            called ``*.jsonl`` is followed if its content is a log of verl's.
         ended_after_seconds: a log that was untouched for this long when it was first seen, and that no process
             holds open, is read as that of a finished run.
         max_files: logs followed at once; beyond that the least recently written are left out.
@@ -63,7 +65,7 @@ class FileSource:
         run: str | None = None,
         project: str | None = None,
         poll_seconds: float = 0.5,
-        pattern: str = "*.jsonl",
+        patterns: tuple[str, ...] = ("*.jsonl", "*.log", "*.out"),
         ended_after_seconds: float = 3600.0,
         max_files: int = 5000,
         watch: WriterWatch | None = None,
@@ -73,7 +75,8 @@ class FileSource:
         self._clock = clock
         self._run, self._project = run, project
         self._poll_seconds = poll_seconds
-        self._pattern = pattern
+        self._patterns = patterns
+        self._formats: dict[str, tuple[tuple[int, int], Format | None]] = {}  # path -> state when looked at, format
         self._ended_after_seconds = ended_after_seconds
         self._max_files = max_files
         self._watch = watch or WriterWatch()
@@ -91,6 +94,7 @@ class FileSource:
         self._turn = 0
         self._more = False
         self._warned: set[str] = set()
+        self._told: set[str] = set()
         self._events: deque[SourceEvent] = deque()
         self._closed = asyncio.Event()
         self._handed = 0
@@ -254,7 +258,7 @@ class FileSource:
         self._adopt(self._found, True, out)
 
     def _walk_root(self) -> Iterator[tuple[str, bool, os.stat_result] | None]:
-        return walk(self._path, self._pattern, self._entry_failed)
+        return walk(self._path, self._patterns, self._entry_failed)
 
     def _entry_failed(self, path: str, error: OSError) -> None:
         self._counts.reject("unreadable")
@@ -278,15 +282,39 @@ class FileSource:
                 continue
             seen.add(file)
             new[path] = status
+        # Of a file that was named, only an empty one is waited for: what else it holds is refused by the line.
+        new = {path: status for path, status in new.items()
+               if self._format(path, status) is not None or (status.st_size and not below)}
         for path, (run, project) in self._names(new, below).items():
             status = new[path]
             age = max(0.0, time.time() - status.st_mtime)
-            tail = Tail(path, run, project, self._counts, (status.st_dev, status.st_ino))
+            kind = self._format(path, status) or JSONL
+            if path not in self._told:
+                self._told.add(path)
+                logger.info("%s is read as %s: %s", path, kind.name, kind.why)
+            tail = Tail(path, run, project, self._counts, (status.st_dev, status.st_ino), kind,
+                        announced=kind is JSONL)
             if at_start or age > self._ended_after_seconds:
                 tail.set_backlog(status.st_size, self._clock() - age)
             if age > self._ended_after_seconds:
                 tail.old_hours = age / 3600.0
             self._tails[path] = tail
+
+    def _format(self, path: str, status: os.stat_result) -> Format | None:
+        """Format of a file, by its content, which is looked at again only when the file has changed."""
+        if path.endswith(".jsonl"):  # verl's own name, so that it is known before its first row
+            return JSONL
+        signature = (status.st_ino, status.st_size)
+        known = self._formats.get(path)
+        if known is None or (known[1] is None and known[0] != signature):
+            try:
+                with open(path, "rb", buffering=0) as file:
+                    known = (signature, detect(file.read(HEAD)))
+            except OSError as error:
+                self._entry_failed(path, error)
+                return None
+            self._formats[path] = known
+        return known[1]
 
     def _cut(self, found: Found, out: list[SourceEvent]) -> Found:
         newest = sorted(found, key=lambda path: (-found[path][1].st_mtime_ns, path))

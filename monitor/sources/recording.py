@@ -9,10 +9,20 @@ from collections.abc import Iterator
 from monitor.model import SourceEvent
 from monitor.sources import SourceStats, clean_name
 from monitor.sources.events import EventReader
-from monitor.sources.jsonl import RowReader
+from monitor.sources.formats import HEAD, JSONL, Format, detect
 from monitor.sources.tail import BAD_LINE, CHUNK, count_rows, stem
 
 logger = logging.getLogger("monitor.sources.file")
+
+
+def format_of(path: str | os.PathLike[str]) -> Format:
+    """Format of a recorded log, by its content; that of verl's file log where there is no telling.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    with open(path, "rb", buffering=0) as file:
+        return detect(file.read(HEAD)) or JSONL
 
 
 def read_file(
@@ -45,7 +55,8 @@ def read_file(
             warned = True
             logger.warning(BAD_LINE, where, detail)
 
-    reader = EventReader(run, clean_name(project) if project else "", lambda: RowReader(reject))
+    kind = format_of(where)
+    reader = EventReader(run, clean_name(project) if project else "", lambda: kind.make(reject))
     out: list[SourceEvent] = []
     with open(where, "rb", buffering=0) as file:
         while data := file.read(CHUNK):

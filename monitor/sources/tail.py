@@ -18,7 +18,7 @@ from collections.abc import Callable
 from monitor.model import RunState, SourceEvent
 from monitor.sources import SourceStats
 from monitor.sources.events import EventReader
-from monitor.sources.jsonl import RowReader
+from monitor.sources.formats import Format
 from monitor.sources.writer import FileId, WriterState
 
 logger = logging.getLogger("monitor.sources.file")
@@ -36,10 +36,11 @@ BAD_LINE = "%s, %s; skipped. Further bad lines of this file are only counted."
 class Tail:
     """One log: how far it was read, by what it is recognised, and whether it is over."""
 
-    def __init__(self, path: str, run: str, project: str, counts: SourceStats, file: FileId) -> None:
+    def __init__(self, path: str, run: str, project: str, counts: SourceStats, file: FileId, kind: Format, *,
+                 announced: bool) -> None:
         self.path, self.id = path, file
         self.real_name = os.path.basename(os.path.realpath(path))
-        self.events = EventReader(run, project, lambda: RowReader(self._reject))
+        self.events = EventReader(run, project, lambda: kind.make(self._reject), announced=announced)
         self.lag = 0
         self.behind = True  # there is, or may be, something to read at once
         self.ended = False

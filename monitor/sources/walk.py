@@ -15,7 +15,7 @@ _PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip")
 
 
 def walk(
-    root: str, pattern: str, failed: Callable[[str, OSError], None]
+    root: str, patterns: tuple[str, ...], failed: Callable[[str, OSError], None]
 ) -> Iterator[tuple[str, bool, os.stat_result] | None]:
     """Logs below a directory, with None for every other entry, so that the caller can do it in portions.
 
@@ -44,7 +44,7 @@ def walk(
                         if depth < _WALK_DEPTH and (status.st_dev, status.st_ino) not in seen:
                             seen.add((status.st_dev, status.st_ino))
                             pending.append((entry.path, depth + 1))
-                    elif fnmatch.fnmatch(entry.name, pattern) and not entry.name.endswith(_PACKED):
+                    elif _wanted(entry.name, patterns):
                         status = entry.stat()
                         if stat.S_ISREG(status.st_mode):
                             found = (entry.path, entry.is_symlink(), status)
@@ -55,3 +55,5 @@ def walk(
             yield found
 
 
+def _wanted(name: str, patterns: tuple[str, ...]) -> bool:
+    return not name.endswith(_PACKED) and any(fnmatch.fnmatch(name, pattern) for pattern in patterns)

@@ -636,10 +636,10 @@ def test_names_follow_verls_layout(tmp_path: Path) -> None:
 def test_names_never_collide(tmp_path: Path) -> None:
     root = tmp_path / "p"
     plant(root, "exp.jsonl", "p/exp.jsonl", "p/exp.json", "q/exp.jsonl")
-    names = started(root, pattern="exp.json*")
+    names = started(root, patterns=("exp.json*",))
     assert len({run for run, _ in names}) == 4
     assert {"p/exp", "q/exp"} < {run for run, _ in names}
-    assert names == started(root, pattern="exp.json*")
+    assert names == started(root, patterns=("exp.json*",))
 
 
 def test_a_late_file_of_a_taken_name_renames_nobody(tmp_path: Path) -> None:
