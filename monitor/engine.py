@@ -72,7 +72,7 @@ class Engine:
             if run is not None:
                 observation = parse(event)
                 self._rejected_values += len(observation.rejected)
-                run.observe(observation)
+                run.observe(observation, source)
                 self._changed(run)
         elif isinstance(event, RunStarted):
             run = self._run(event.run, event.project, source, event.time_seconds)

@@ -122,7 +122,8 @@ class Run:
         self.ended_seconds: float | None = None
         self.last_heard = now
         self.phase, self.phase_since = "", now
-        self.dropped_series = 0
+        self.dropped_series = self.repeated_rows = 0
+        self._leader = source
         self._steps = self._rows = self._restarts = 0
         self._last_step: int | None = None
         self._last_step_seconds = now
@@ -141,7 +142,9 @@ class Run:
     def begin(self, now: float, *, restarted: bool) -> None:
         """Its log was met, or begun anew."""
         self.last_heard = now
-        if restarted and self._rows:
+        if not restarted and self._rows and self.state.active:  # a second source meets a run that goes on
+            return
+        if restarted and self._rows and self._last_step is not None:  # else another source has told it already
             self._restarts += 1
         self._last_step = None if restarted else self._last_step
         self.state, self.state_reason, self.ended_seconds = RunState.STARTING, "", None
@@ -163,9 +166,17 @@ class Run:
         for watch in self._watches:
             watch.detector.entered(self.phase, now)
 
-    def observe(self, observation: Observation) -> None:
-        """Take in a row and judge it."""
+    def observe(self, observation: Observation, source: str = "") -> None:
+        """Take in a row and judge it.
+
+        A run may be seen through several sources. Whichever brings a step first leads; what another one brings of
+        steps that are known already is the same step again, and neither a restart nor a sign of life.
+        """
         training = not TRAINING_SERIES.isdisjoint(observation.values)
+        if source != self._leader and self._last_step is not None and observation.step <= self._last_step:
+            self.repeated_rows += 1
+            return
+        self._leader = source
         if self._last_step is not None and training and observation.step < self._last_step:
             self._restarts += 1
             for watch in self._watches:

@@ -201,3 +201,51 @@ def test_nonfinite_values_are_counted_per_metric() -> None:
     feed(engine, [(1, {"training/rollout_actor_probs_pearson_corr": NAN} | GOOD)] * 2)
     assert _run(engine).nonfinite == {"rollout_probability_correlation": 2}
     assert _run(engine).severity is None
+
+
+def _both(first: list[int], second: list[int]) -> list[tuple[str, int]]:
+    """Steps of two sources, the second one behind."""
+    out: list[tuple[str, int]] = []
+    for index in range(max(len(first), len(second))):
+        out += [("push", step) for step in first[index:index + 1]]
+        out += [("file", step) for step in second[index:index + 1]]
+    return out
+
+
+@pytest.mark.parametrize("behind", [0, 1, 3])
+def test_a_run_seen_through_two_sources_is_one_run(behind: int) -> None:
+    steps = list(range(1, 31))
+    engine = Engine()
+    for now, (source, step) in enumerate(_both(steps, [1] * behind + steps)):
+        if now == 15:
+            engine.handle(RunStarted("run", 15.0, "project"), "file")
+            assert _run(engine).state is RunState.RUNNING
+        values = BAD if step == 20 else GOOD
+        engine.handle(RawStep("run", step, float(now), values), source)
+    engine.handle(RunEnded("run", 90.0, RunState.FINISHED, "the trainer finished"), "push")
+    engine.handle(RawStep("run", 30, 91.0, GOOD), "file")
+    view = _run(engine)
+    assert (view.steps, view.restarts, view.last_step, view.state) == (30, 0, 30, RunState.FINISHED)
+    assert [(i.detector, i.raised_step) for i in view.incidents] == [("non_finite", 20)]
+
+
+def test_a_source_that_falls_silent_is_replaced_by_the_other() -> None:
+    engine = Engine()
+    for step in range(1, 6):
+        engine.handle(RawStep("run", step, float(step), GOOD), "push")
+    for step in range(1, 11):
+        engine.handle(RawStep("run", step, 10.0 + step, GOOD), "file")
+    assert (_run(engine).steps, _run(engine).last_step, _run(engine).restarts) == (10, 10, 0)
+
+
+def test_a_restart_that_two_sources_tell_is_one() -> None:
+    engine = Engine()
+    for step in (1, 2, 3):
+        engine.handle(RawStep("run", step, float(step), GOOD), "push")
+        engine.handle(RawStep("run", step, float(step), GOOD), "file")
+    for source in ("push", "file"):
+        engine.handle(RunStarted("run", 5.0, restarted=True), source)
+    for step in (2, 3, 4):
+        engine.handle(RawStep("run", step, 5.0 + step, GOOD), "push")
+        engine.handle(RawStep("run", step, 5.0 + step, GOOD), "file")
+    assert (_run(engine).restarts, _run(engine).last_step) == (1, 4)
