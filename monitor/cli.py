@@ -20,8 +20,10 @@ from monitor.model import Severity
 from monitor.replay import UnreadableError, recorded_files, replay_all
 from monitor.run import RunView
 from monitor.service import Service, create_app
+from monitor.sources import Source
 from monitor.sources.file import FileSource
 from monitor.sources.push import PushSource
+from monitor.sources.stdin import StdinSource
 
 DEFAULT_LISTEN = "127.0.0.1:9560"
 EXIT_HEALTHY, EXIT_WARNING, EXIT_CRITICAL, EXIT_UNREADABLE = 0, 1, 2, 3
@@ -50,8 +52,8 @@ def _parser() -> argparse.ArgumentParser:
 
     serve = commands.add_parser("serve", help="follow live logs and serve /metrics, the API and a page")
     serve.add_argument("source", nargs="*", type=Path, metavar="SOURCE",
-                       help="a log of verl's file logger, or a directory of them; it may appear later. Without one "
-                            "the service takes what trainers send to it")
+                       help="a log of verl's file logger, or a directory of them; it may appear later; - is "
+                            "standard input. Without any the service takes what trainers send to it")
     _listen_option(serve)
     serve.add_argument("--run", help="name of the run, in place of the file's (one file only)")
     serve.add_argument("--project", help="name of the project, in place of the directory's")
@@ -100,9 +102,11 @@ def _serve(arguments: argparse.Namespace) -> int:
               file=sys.stderr)
         return EXIT_UNREADABLE
     clock = steady_clock()
-    sources = [FileSource(path, clock=clock, run=arguments.run, project=arguments.project,
-                          poll_seconds=arguments.poll, name=name)
-               for path, name in zip(arguments.source, _source_names(arguments.source), strict=True)]
+    sources: list[Source] = [
+        StdinSource(sys.stdin.buffer, clock, arguments.run or "stdin", arguments.project or "") if str(path) == "-" else
+        FileSource(path, clock=clock, run=arguments.run, project=arguments.project, poll_seconds=arguments.poll,
+                   name=name)
+        for path, name in zip(arguments.source, _source_names(arguments.source), strict=True)]
     engine = Engine(EngineSettings(max_runs=arguments.max_runs, retain_ended_seconds=arguments.retain_ended))
     token = os.environ.get("VERL_MONITOR_TOKEN", "")
     # Whoever reaches the port could write runs of their own, so without a token only this host may.

@@ -69,8 +69,8 @@ class Service:
         while True:
             try:
                 self.engine.tick(self.clock())
-                if self.push is not None:
-                    self.push.alive()
+                for source in self.all_sources:
+                    source.alive()
                 self.heartbeat_seconds = self.clock()
             except Exception:
                 log.exception("the engine's tick failed; it goes on with the next one")

@@ -39,6 +39,9 @@ class ListSource:
             raise self.error
         await asyncio.Event().wait()
 
+    def alive(self) -> None:
+        """Nothing to tell."""
+
     async def aclose(self) -> None:
         """Nothing to close."""
 

@@ -64,6 +64,10 @@ class Source(Protocol):
     def __aiter__(self) -> AsyncIterator[SourceEvent]:
         """The source itself; one consumer at a time."""
 
+    def alive(self) -> None:
+        """Called about once a second: a source that waits to be given something, and so cannot fail to look, says here
+        that it is well. One that polls has nothing to do."""
+
     async def aclose(self) -> None:
         """Stop, and let a waiting iteration end. May be called twice."""
 

@@ -115,6 +115,9 @@ class FileSource:
             await self._next_poll()
         return self._events.popleft()
 
+    def alive(self) -> None:
+        """Its polls say whether it is."""
+
     async def aclose(self) -> None:
         """Stop following. A poll that hangs in the file system is left to itself."""
         self._closed.set()
