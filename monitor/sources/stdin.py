@@ -65,7 +65,7 @@ class StdinSource:
         data = b"-"
         while data and not self._closed.is_set():
             try:
-                # Not through the buffered stream: its lock, held by a read that waits, would abort the interpreter's end.
+                # Not through the buffered stream: its lock, held by a waiting read, would abort the interpreter's end.
                 data = os.read(self._stream.fileno(), _CHUNK)
             except (OSError, ValueError) as error:
                 logger.warning("standard input cannot be read (%s)", error)
