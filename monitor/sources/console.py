@@ -67,6 +67,7 @@ class _Run:
     """How one run's values are written. ``fractional``: how many had a fraction; ``precise``: one was not rounded."""
 
     label: str
+    number: int = 1  # in order of appearance
     fractional: int = 0
     precise: bool = False
 
@@ -198,10 +199,11 @@ def _put(store: dict[_Source, _T], key: _Source, value: _T, limit: int) -> None:
 class ConsoleReader:
     """Turns the bytes of one console log into records; a ``RecordReader``.
 
-    ``read`` counts step lines only: a log that grows by other lines shows no life. ``Row.run`` is empty for the first
-    prefix that prints steps and ``#2``, ``#3`` for further ones, in order of appearance, never a process id; the
-    caller makes names of them. Lines without a prefix belong to the first run. A configuration is handed out right
-    before its run's first row, because only that tells which run it is of.
+    ``read`` counts step lines only: a log that grows by other lines shows no life. A new prefix is the same run
+    begun again, as in a log that is appended to at each start, until one before it is heard once more: then two
+    runs share the log, and the new one's ``Row.run`` is ``#2``, ``#3`` from there on, in order of appearance and
+    never a process id; the caller makes names of them. Lines without a prefix belong to the first run. A
+    configuration is handed out right before its run's first row, because only that tells which run it is of.
     """
 
     binary: ClassVar[bool] = False
@@ -214,6 +216,7 @@ class ConsoleReader:
         self._splitter = LineSplitter(limit)
         self._first = _Run("")
         self._prefixes = 0  # that printed steps
+        self._latest = self._first  # of the prefixes that have no label
         self._runs: dict[_Source, _Run] = {}
         self._printing: dict[_Source, _Printing] = {}
         self._configs: dict[_Source, dict[str, object]] = {}
@@ -297,7 +300,10 @@ class ConsoleReader:
         run = self._runs.get(source)
         if run is None:
             self._prefixes += 1
-            run = self._first if self._prefixes == 1 else _Run(f"#{self._prefixes}")
+            run = self._first if self._prefixes == 1 else _Run("", self._prefixes)
+            self._latest = run
+        elif not run.label and run is not self._latest:
+            self._latest.label, self._latest = f"#{self._latest.number}", run
         _put(self._runs, source, run, _SOURCES)
         return run
 

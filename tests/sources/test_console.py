@@ -229,15 +229,22 @@ def test_rounded_counts_are_zero() -> None:
 # --- runs and notes
 
 
+def test_a_log_that_is_appended_to_is_one_run() -> None:
+    log = ("(A pid=1) step:1 - a:1\n(A pid=1) step:2 - a:1\n(A pid=7) Setting global step to 1\n"
+           "(A pid=7) step:2 - a:1\n(A pid=7) step:3 - a:1\n(A pid=9) step:1 - a:1\n")
+    assert [(row.run, row.step) for row in rows(log)] == [("", 1), ("", 2), ("", 2), ("", 3), ("", 1)]
+
+
 def test_further_prefixes_are_numbered_without_pids() -> None:
     log = ("(A pid=1) step:1 - a:1\n(A pid=2) hello\n(A pid=3) step:1 - a:2\nstep:2 - a:3\n(A pid=1) step:3 - a:4\n"
            "(A pid=1, ip=10.0.0.2) step:1 - a:5\n(A pid=3) step:2 - a:6\n")
     assert [(row.run, row.values["a"]) for row in rows(log)] == [
-        ("", 1), ("#2", 2), ("", 3), ("", 4), ("#3", 5), ("#2", 6)]
+        ("", 1), ("", 2), ("", 3), ("", 4), ("", 5), ("#2", 6)]
 
 
 def test_a_job_with_endless_prefixes_stays_bounded() -> None:
-    log = "".join(f"(A pid={i}) step:1 - a:1\n(A pid={i}) Setting global step to 5\n" for i in range(500))
+    log = "".join(f"(A pid={i}) step:1 - a:1\n(A pid=0) step:1 - a:1\n(A pid={i}) step:1 - a:1\n"
+                  f"(A pid={i}) Setting global step to 5\n" for i in range(500))
     reader = ConsoleReader(Rejects())
     assert len({record.run for record in reader.feed(log.encode())}) == 500
     assert len(reader._runs) == len(reader._resumed) == 64
@@ -251,7 +258,7 @@ def test_notes() -> None:
            "(A pid=2) Setting global step to 40\n(A pid=1) step:1 - a:1\n(A pid=2) step:41 - a:1\n")
     first, second = rows(log)
     assert first.values == {"a": 1, "console/grad_norm_not_finite": 8, "console/rollout_errors": 4}
-    assert second == Row(41, {"a": 1, "console/resumed_from_step": 40}, "#2")
+    assert second == Row(41, {"a": 1, "console/resumed_from_step": 40})
 
 
 # --- configuration
@@ -282,7 +289,7 @@ def test_config_between_other_lines() -> None:
     for line in printed(CONFIG):
         log += [line, "(TaskRunner pid=1) WARNING: something", "(B pid=2) step:1 - a:1", "(B pid=2) {'other': 1}"]
     records = read("\n".join([*log, "(TaskRunner pid=1) step:5 - b:2"]))
-    assert records[-2:] == [Config(CONFIG, "#2"), Row(5, {"b": 2}, "#2")]
+    assert records[-2:] == [Config(CONFIG), Row(5, {"b": 2})]
     assert len(records) == len(printed(CONFIG)) + 2
 
 
