@@ -39,6 +39,7 @@ class Snapshot:
     dropped_runs: int
     dropped_series: int
     rejected_values: int
+    repeated_rows: int
     costs: Mapping[str, tuple[int, float]]
 
     def find(self, name: str) -> RunView | None:
@@ -62,6 +63,7 @@ class Engine:
         self._dropped_runs = 0
         self._dropped_series = 0
         self._rejected_values = 0
+        self._repeated_rows = 0
         self.version = 0
         """Grows with every change; two snapshots of one version are equal."""
 
@@ -108,6 +110,7 @@ class Engine:
             dropped_runs=self._dropped_runs,
             dropped_series=self._dropped_series + sum(run.dropped_series for run in self._runs.values()),
             rejected_values=self._rejected_values,
+            repeated_rows=self._repeated_rows + sum(run.repeated_rows for run in self._runs.values()),
             costs={name: (cost.errors, cost.seconds) for name, cost in self._costs.items()})
 
     def _run(self, name: str, project: str, source: str, now: float) -> Run | None:
@@ -134,7 +137,9 @@ class Engine:
         return True
 
     def _forget(self, name: str) -> None:
-        self._dropped_series += self._runs.pop(name).dropped_series
+        run = self._runs.pop(name)
+        self._dropped_series += run.dropped_series
+        self._repeated_rows += run.repeated_rows
         self._views.pop(name, None)
         self.version += 1
 

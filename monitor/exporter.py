@@ -36,6 +36,7 @@ class SourceView:
     last_read_seconds: float | None
     records: int
     files: int
+    files_cut: int
     lag_bytes: int
     rejected: Mapping[str, int]
 
@@ -186,6 +187,7 @@ def monitor_families(snapshot: Snapshot, monitor: MonitorView) -> list[Family]:
     for name, text, value in (
         ("verl_monitor_runs_dropped", "Rows of runs beyond the cap.", snapshot.dropped_runs),
         ("verl_monitor_series_dropped", "Values beyond the cap of series per run.", snapshot.dropped_series),
+        ("verl_monitor_repeated_rows", "Rows that another source had brought already.", snapshot.repeated_rows),
         ("verl_monitor_rejected_values", "Values that were no number.", snapshot.rejected_values),
     ):
         _add(out.counter(name, text, []), [], value)
@@ -208,6 +210,8 @@ def _source(out: _Families, source: SourceView) -> None:
         _add(last_read, name, source.last_read_seconds)
     _add(out.counter("verl_monitor_source_records", "Rows read.", ["source"]), name, source.records)
     _add(out.gauge("verl_monitor_source_files", "Files followed.", ["source"]), name, source.files)
+    _add(out.gauge("verl_monitor_source_files_cut", "Files found but not followed, because there are too many.",
+                   ["source"]), name, source.files_cut)
     _add(out.gauge("verl_monitor_source_lag_bytes", "Bytes not read yet.", ["source"]), name, source.lag_bytes)
     rejected = out.counter("verl_monitor_source_rejected", "Rows that could not be used.", ["source", "reason"])
     for reason, count in source.rejected.items():

@@ -115,7 +115,8 @@ class Service:
         return MonitorView(
             heartbeat_seconds=self.heartbeat_seconds,
             sources=[SourceView(name=s.stats.name, up=s.stats.up, last_read_seconds=s.stats.last_read_seconds,
-                                records=s.stats.records, files=s.stats.files, lag_bytes=s.stats.lag_bytes,
+                                records=s.stats.records, files=s.stats.files, files_cut=s.stats.files_cut,
+                                lag_bytes=s.stats.lag_bytes,
                                 rejected=dict(s.stats.rejected)) for s in self.all_sources])
 
     async def metrics(self, accept: str, *, compress: bool) -> tuple[bytes, str, bool]:

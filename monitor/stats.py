@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from bisect import insort
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 NAN = math.nan
@@ -30,73 +30,11 @@ def median(values: Sequence[float]) -> float:
     return ordered[middle] if len(ordered) % 2 else 0.5 * (ordered[middle - 1] + ordered[middle])
 
 
-def quantile(values: Sequence[float], q: float) -> float:
-    """Quantile ``q`` in 0..1, linear between neighbours; NaN of nothing."""
-    if not values:
-        return NAN
-    ordered = sorted(values)
-    place = q * (len(ordered) - 1)
-    low = math.floor(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
-
-
-def sigma(values: Sequence[float]) -> float:
-    """Robust standard deviation (scaled median absolute deviation); NaN of nothing."""
-    centre = median(values)
-    return MAD_TO_SIGMA * median([abs(v - centre) for v in values]) if values else NAN
-
-
 def noise(values: Sequence[float]) -> float:
     """Robust standard deviation of a series about its own trend, from its step-to-step differences; NaN of fewer
     than two values. A trend inside the window does not count as noise."""
     steps = [abs(b - a) for a, b in pairwise(values)]
     return MAD_TO_SIGMA * median(steps) / math.sqrt(2)
-
-
-class Recent:
-    """The last ``size`` finite values."""
-
-    __slots__ = ("_values", "seen")
-
-    def __init__(self, size: int) -> None:
-        self._values: deque[float] = deque(maxlen=size)
-        self.seen = 0
-        """Finite values ever pushed."""
-
-    def push(self, value: float) -> bool:
-        """Take a value in; false, and nothing happens, when it is not finite."""
-        if not math.isfinite(value):
-            return False
-        self._values.append(value)
-        self.seen += 1
-        return True
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def __iter__(self) -> Iterator[float]:
-        return iter(self._values)
-
-    def __getitem__(self, index: int) -> float:
-        return self._values[index]
-
-    def last(self, count: int) -> list[float]:
-        """The newest ``count`` values, oldest first (fewer when there are fewer)."""
-        start = max(0, len(self._values) - count)
-        return [self._values[i] for i in range(start, len(self._values))]
-
-    def median(self) -> float:
-        """Median of the window."""
-        return median(self._values)
-
-    def quantile(self, q: float) -> float:
-        """Quantile of the window."""
-        return quantile(self._values, q)
-
-    def sigma(self) -> float:
-        """Robust standard deviation of the window."""
-        return sigma(self._values)
 
 
 class Baseline:

@@ -24,7 +24,7 @@ OPENMETRICS = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0
 
 def _monitor() -> MonitorView:
     return MonitorView(heartbeat_seconds=1000.5, sources=[SourceView(
-        name="file:logs", up=True, last_read_seconds=1000.0, records=45, files=2, lag_bytes=0,
+        name="file:logs", up=True, last_read_seconds=1000.0, records=45, files=2, files_cut=0, lag_bytes=0,
         rejected={"bad_json": 1})])
 
 

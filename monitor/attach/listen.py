@@ -177,7 +177,8 @@ class Listen:
     def _metrics(self, accept: str) -> tuple[int, str, bytes]:
         with self._lock:
             lost = {reason: count for reason, count in counts.items() if count}
-            source = SourceView(name=SOURCE, up=True, last_read_seconds=self._ticked, records=self._records, files=0,
+            source = SourceView(name=SOURCE, up=True, last_read_seconds=self._ticked, records=self._records,
+                                files=0, files_cut=0,
                                 lag_bytes=0, rejected=lost)
             view = MonitorView(heartbeat_seconds=self._ticked, sources=[source])
             body, kind = self._renderer.page(self._engine.snapshot(), view, accept)

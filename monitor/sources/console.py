@@ -16,7 +16,7 @@ from __future__ import annotations
 import ast
 import re
 from dataclasses import dataclass, field
-from typing import ClassVar, TypeVar
+from typing import TypeVar
 
 from monitor.sources.jsonl import LineSplitter
 from monitor.sources.records import Config, Record, Reject, Row
@@ -206,11 +206,8 @@ class ConsoleReader:
     configuration is handed out right before its run's first row, because only that tells which run it is of.
     """
 
-    binary: ClassVar[bool] = False
-
     def __init__(self, reject: Reject, limit: int = LINE_LIMIT) -> None:
         self.read = 0
-        self.unread = 0
         self._reject = reject
         self._limit = limit
         self._splitter = LineSplitter(limit)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
-from typing import ClassVar
 
 import orjson
 
@@ -151,11 +150,8 @@ class LineSplitter:
 class RowReader:
     """Turns the bytes of one log into rows."""
 
-    binary: ClassVar[bool] = False
-
     def __init__(self, reject: Reject, limit: int = LINE_LIMIT) -> None:
         self.read = 0
-        self.unread = 0
         self._reject = reject
         self._limit = limit
         self._splitter = LineSplitter(limit)

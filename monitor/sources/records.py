@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 from monitor.model import RunState
 
@@ -52,14 +52,10 @@ Record = Row | Config | End
 class RecordReader(Protocol):
     """Turns the bytes of one log into records.
 
-    ``binary``: whether NUL bytes mean something. ``read``: complete units (lines, framed records) so far that were not
-    blank, whether or not they were of use. ``unread``: bytes at the end of what was fed that must be fed again later,
-    because they may not have arrived whole (a hole in a file on a network file system); the reader has forgotten them.
+    ``read``: complete units (lines) so far that were not blank, whether or not they were of use.
     """
 
-    binary: ClassVar[bool]
     read: int
-    unread: int
 
     def feed(self, data: bytes) -> Sequence[Record]:
         """Records that ``data`` completes."""
