@@ -1,148 +1,177 @@
-"""Alerts about the monitor itself: what Python cannot say when it is not there to say it."""
+"""The alerts about the monitor itself: what it cannot say of itself, because it is the one that would have to say it.
+
+They hold for each instance of the job ``verl-monitor``. Times are compared on the monitor's own clock where there is
+one: a training host whose clock is wrong is common, and must not look like a monitor that stands still.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from alerts.monitor_alert import MonitorAlert
+from alerts.monitor_warnings import WARNINGS
 
-JOB = 'job="verl-monitor"'
 ACTIVE = 'state=~"starting|running|stalled"'
+_RUNS = f'verl_monitor_runs{{job="verl-monitor",{ACTIVE}}}'
+_HERE = "{{ with $labels.instance }} {{ . }}{{ end }}"
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MonitorAlert:
-    """One PromQL alert with its runbook. ``wait`` and ``keep`` are the rule's ``for`` and ``keep_firing_for``."""
-
-    name: str
-    severity: str
-    expr: str
-    wait: str
-    keep: str
-    summary: str
-    description: str
-    meaning: str
-    impact: str
-    diagnosis: tuple[str, ...]
-    mitigation: tuple[str, ...]
-
-
-# The last word of a monitor that has gone: were there runs to watch? A sidecar that ends with its finished run must not
-# page. A day is how long that word is remembered.
-_IDLE = f"sum by (instance) (last_over_time(verl_monitor_runs{{{JOB},{ACTIVE}}}[1d])) == 0"
-_ALL_IDLE = f"sum(last_over_time(verl_monitor_runs{{{JOB},{ACTIVE}}}[1d])) == 0"
-
-MONITOR_ALERTS = (
-    MonitorAlert(
-        name="VerlMonitorDown", severity="critical", wait="1m", keep="2m",
-        # `up == 0` needs a target that still exists, `absent` one that never did or has gone: both, or one of them is missed.
-        expr=f"(up{{{JOB}}} == 0 unless on (instance) ({_IDLE}))\n"
-             f"or\n"
-             f"(absent(up{{{JOB}}}) unless on () ({_ALL_IDLE}))",
-        summary="verl-monitor is down",
-        description="Prometheus cannot scrape verl-monitor{{ with $labels.instance }} at {{ . }}{{ end }}, and runs were "
-                    "active when it was last heard. No training failure is told until it is back.",
-        meaning="Prometheus gets no answer from the monitor, or no longer has it among its targets, and the monitor had "
-                "active runs when it was last scraped (or was never scraped at all).",
-        impact="Every training alert is silent, whatever happens to the runs. Training itself is not affected.",
-        diagnosis=("`curl http://127.0.0.1:9560/-/healthy` on the monitor's host, and its log.",
-                   "Prometheus, Status > Targets: is the job called `verl-monitor`, and is the address right?",
-                   "Was the container stopped together with its job, while a run was still active?"),
-        mitigation=("start the monitor again: it reads its logs from their beginning and knows everything again",
-                    "if it was stopped for good, remove its target, or silence this alert for a day"),
-    ),
-    MonitorAlert(
-        name="VerlMonitorNotIngesting", severity="critical", wait="1m", keep="2m",
-        expr=f"time() - verl_monitor_heartbeat_timestamp_seconds{{{JOB}}} > 60",
-        summary="verl-monitor answers but its loop has stopped",
-        description="The loop of verl-monitor at {{ $labels.instance }} last ran {{ $value | humanizeDuration }} ago. Its "
-                    "values are frozen.",
-        meaning="The monitor still answers scrapes, but the loop that takes in steps and judges them has stopped.",
-        impact="All values and verdicts are frozen at the last moment of the loop; nothing new is told.",
-        diagnosis=("`curl -i http://127.0.0.1:9560/-/healthy` answers 503.",
-                   "The monitor's log around the time of the last heartbeat.",
-                   "Clocks of Prometheus and the monitor that differ by more than a minute look the same."),
-        mitigation=("restart the monitor; a health check on `/-/healthy` does that by itself",
-                    "keep its log and report what stands in it"),
-    ),
-    MonitorAlert(
-        name="VerlMonitorSourceStale", severity="warning", wait="1m", keep="2m",
-        expr=f"verl_monitor_source_up{{{JOB}}} == 0\n"
-             f"or\n"
-             f"time() - verl_monitor_source_last_read_timestamp_seconds{{{JOB}}} > 120",
-        summary="verl-monitor cannot read {{ $labels.source }}",
-        description="The source {{ $labels.source }} of verl-monitor at {{ $labels.instance }} could not be read lately.",
-        meaning="The directory or file that the source follows cannot be read: it is not there, permission is missing, or "
-                "its file system does not answer.",
-        impact="Runs that are logged there look as if they had stopped; a stall may be told that is none.",
-        diagnosis=("The landing page `http://127.0.0.1:9560/` says of each source whether it is up.",
-                   "`ls` and `stat` of the path as the monitor's user, on the monitor's host.",
-                   "A network file system that hangs shows in `dmesg` and in processes in state D."),
-        mitigation=("mount the file system again, or correct the path or its permissions; the source goes on by itself",),
-    ),
-    MonitorAlert(
-        name="VerlMonitorNoData", severity="warning", wait="2m", keep="2m",
-        expr=f"up{{{JOB}}} == 1 unless on (instance) verl_monitor_build_info{{{JOB}}}",
-        summary="{{ $labels.instance }} is scraped as verl-monitor but says nothing of it",
-        description="The target {{ $labels.instance }} of the job verl-monitor answers, but none of the monitor's metrics "
-                    "is among what it says.",
-        meaning="Prometheus scrapes something under the job `verl-monitor` that is not the monitor, or its metrics are "
-                "dropped on the way.",
-        impact="Every training alert is silent.",
-        diagnosis=("`curl http://127.0.0.1:9560/metrics | grep verl_monitor_build_info`.",
-                   "Path, port and `metric_relabel_configs` of the scrape configuration."),
-        mitigation=("correct the address or the relabelling",),
-    ),
-    MonitorAlert(
-        name="VerlMonitorRejecting", severity="warning", wait="5m", keep="5m",
-        # NUL bytes are counted in bytes and are no rows.
-        expr=f'sum by (instance, source, reason) '
-             f'(increase(verl_monitor_source_rejected_total{{{JOB},reason!="nul_bytes"}}[10m])) > 5',
-        summary="verl-monitor rejects rows of {{ $labels.source }}",
-        description="{{ $value | printf \"%.0f\" }} rows of {{ $labels.source }} could not be used in 10 minutes: "
-                    "{{ $labels.reason }}.",
-        meaning="Rows of a log cannot be used, again and again: they are no JSON, have no integer step, or hold no data.",
-        impact="These steps are not judged. The rest of the log is.",
-        diagnosis=("The monitor's log names the first bad line of each file, and what was expected.",
-                   "`verl-monitor check PATH` on the log says the same.",
-                   "Two jobs that write one log (same project and experiment name) tear each other's lines."),
-        mitigation=("give each job its own `trainer.experiment_name`",
-                    "point the monitor at verl's logs only"),
-    ),
-    MonitorAlert(
-        name="VerlMonitorDetectorErrors", severity="warning", wait="0s", keep="10m",
-        expr=f"sum by (instance, detector) (increase(verl_monitor_detector_errors_total{{{JOB}}}[10m])) > 0",
-        summary="The detector {{ $labels.detector }} raises errors",
-        description="The detector {{ $labels.detector }} of verl-monitor at {{ $labels.instance }} raised errors. After 20 in "
-                    "a row it is taken out for that run.",
-        meaning="A detector failed with an exception. It is isolated: the others go on.",
-        impact="The failure that this detector looks for may go unseen in the run concerned.",
-        diagnosis=("The monitor's log names the run and the exception.",
-                   "`http://127.0.0.1:9560/api/v1/runs/RUN` shows the detector as broken and blind."),
-        mitigation=("keep the run's log: `verl-monitor check` on it shows the error again; report it with that",),
-    ),
-    MonitorAlert(
-        name="VerlMonitorSeriesDropped", severity="warning", wait="0s", keep="10m",
-        expr=f"increase(verl_monitor_runs_dropped_total{{{JOB}}}[10m]) > 0\n"
-             f"or\n"
-             f"increase(verl_monitor_series_dropped_total{{{JOB}}}[10m]) > 0",
-        summary="verl-monitor has more runs or series than its caps allow",
-        description="verl-monitor at {{ $labels.instance }} cut runs or series because of its caps.",
-        meaning="More runs are active than `--max-runs` allows, or a run logs more keys than are kept.",
-        impact="The runs or values that were cut are neither judged nor exported.",
-        diagnosis=("`verl_monitor_runs`, `verl_monitor_runs_dropped_total`, `verl_monitor_series_dropped_total`.",
-                   "Keys that hold a step, a date or an id make new series without end."),
-        mitigation=("raise `--max-runs`, or let several monitors share the logs",
-                    "log values under a bounded number of keys"),
-    ),
-    MonitorAlert(
-        name="VerlWatchdog", severity="none", wait="0s", keep="",
-        expr="vector(1)",
-        summary="Alerting works",
-        description="This alert always fires. It is there so that its absence can be noticed.",
-        meaning="Always firing. Route it to a service that raises the alarm when it does not hear it any more (a dead "
-                "man's switch).",
-        impact="None while it fires. When it does not arrive, neither would any page.",
-        diagnosis=("Is Prometheus running, and does it evaluate these rules (Status > Rules)?",
-                   "Does Alertmanager get it (`amtool alert query`)?"),
-        mitigation=("bring Prometheus or Alertmanager back",),
-    ),
+DOWN = MonitorAlert(
+    name="VerlMonitorDown",
+    title="Monitor down",
+    # Two halves: a target that fails to answer has up == 0, one that vanished has no up at all. Both are silent when
+    # the last word was that no run was active: a monitor that ends together with its run is no failure. A target that
+    # is still configured is given an hour for that; one that was taken away a day, since somebody took it away.
+    rules=(("critical", f"""
+(
+  max by (job, instance) (up{{job="verl-monitor"}}) == 0
+  unless on (job, instance)
+  sum by (job, instance) (last_over_time({_RUNS}[1h])) == 0
 )
+or
+(
+  absent(up{{job="verl-monitor"}})
+  unless on (job)
+  sum by (job) (last_over_time({_RUNS}[1d])) == 0
+)"""),),
+    wait="2m",
+    summary=f"verl-monitor{_HERE} is down",
+    description=f"Prometheus gets no answer from the monitor{_HERE} of job {{{{ $labels.job }}}}, or has no such "
+                "target any more. When it last answered, runs were active, or nothing is known of it.",
+    meaning="Prometheus cannot scrape the monitor: its process has ended, its host or port cannot be reached, or the "
+            "target has left Prometheus's configuration while runs were active.",
+    impact="Nobody watches the training. No alert about a run can come until the monitor is back.",
+    diagnosis=(
+        ("Does it answer on its own host? (`ready`, or nothing)", "curl -sS 127.0.0.1:9560/-/ready"),
+        ("Is its process there? Its last words are on its standard error (journal, container log).",
+         "pgrep -af 'verl-monitor serve'"),
+        ("What does Prometheus say of the target?",
+         "curl -s '127.0.0.1:9090/api/v1/targets?scrapePool=verl-monitor'"),
+        ("Meanwhile a run can be judged from its log alone:", "verl-monitor check PATH"),
+    ),
+    actions=(
+        "start the monitor again (verl-monitor serve SOURCE); it reads the logs anew and loses nothing",
+        "if it answers on its own host, repair the way to it: --listen address, firewall, Prometheus's target and the "
+        "job name verl-monitor",
+        "until then judge the runs by hand: verl-monitor check PATH",
+        "if this page does not open, it is docs/runbooks/VerlMonitorDown.md in the repository",
+    ),
+    misses="One of several monitors that vanishes from the configuration while others stay; and for an hour, a monitor "
+           "that died while no run was active. Where monitors come and go with their runs, a day without any run looks "
+           "like a monitor that was never there: route alertname=\"VerlMonitorDown\", instance=\"\" to the receiver "
+           "null in alertmanager.yml.",
+)
+
+NO_DATA = MonitorAlert(
+    name="VerlMonitorNoData",
+    title="Monitor answers, but not with its metrics",
+    rules=(("critical", """
+max by (job, instance) (up{job="verl-monitor"}) == 1
+unless on (job, instance)
+max by (job, instance) (verl_monitor_build_info)"""),),
+    wait="2m",
+    summary="Nothing of verl-monitor's comes from {{ $labels.instance }}",
+    description="The scrape of {{ $labels.instance }} succeeds, yet it holds no verl_monitor_build_info.",
+    meaning="Something answers at the monitor's address with a page of metrics, and it is not the monitor, or the "
+            "metrics are dropped on their way.",
+    impact="No alert about a run can come, while up is 1 and everything looks well.",
+    diagnosis=(
+        ("Who answers there? The page must hold `verl_monitor_build_info`.",
+         "curl -s 127.0.0.1:9560/metrics | grep verl_monitor_build_info"),
+        ("Which process has the port?", "ss -ltnp 'sport = :9560'"),
+        ("Does Prometheus drop it? Look for metric_relabel_configs and sample_limit in the job.",
+         "promtool check config prometheus.yml"),
+    ),
+    actions=(
+        "point the job verl-monitor at the monitor's port (default 9560) and path /metrics",
+        "take away relabelling that drops verl_ metrics",
+    ),
+    misses="Dropping of some of the metrics only.",
+)
+
+NOT_INGESTING = MonitorAlert(
+    name="VerlMonitorNotIngesting",
+    title="Monitor stands still",
+    # Whether the heartbeat moves, not how old it looks: an age would compare two hosts' clocks.
+    rules=(("critical", """
+max by (job, instance) (changes(verl_monitor_heartbeat_timestamp_seconds[2m])) == 0
+and
+max by (job, instance) (count_over_time(verl_monitor_heartbeat_timestamp_seconds[2m])) > 1"""),),
+    wait="30s",
+    summary=f"verl-monitor{_HERE} answers, but stands still",
+    description="The heartbeat of the monitor {{ $labels.instance }} has not moved for two minutes, although it is "
+                "scraped: its engine no longer runs, and every verdict is frozen.",
+    meaning="The monitor's HTTP side answers while its engine's loop has stopped. A run that hangs is another alert, "
+            "VerlRolloutStall.",
+    impact="All values and verdicts are those of the moment it stopped. Failures since then are not seen.",
+    diagnosis=(
+        ("`stuck` (503) confirms it.", "curl -sS 127.0.0.1:9560/-/healthy"),
+        ("Where does it hang? A dead network file system is the usual place.",
+         "py-spy dump --pid $(pgrep -f 'verl-monitor serve')"),
+        ("Does the logs' file system answer?", "timeout 5 ls LOG_DIRECTORY"),
+    ),
+    actions=(
+        "restart the monitor; it reads the logs anew and loses nothing",
+        "if the logs lie on a file system that hangs, repair that first",
+        "keep what py-spy said for a report: this is an error of the monitor",
+    ),
+    misses="Scrapes more than a minute apart: two are needed within two minutes.",
+)
+
+# On the monitor's clock: when its loop stands still too, that is the other alert, and this one keeps silent.
+_STALE = """
+min by (job, instance, source) (verl_monitor_source_up) == 0
+or
+max by (job, instance) (verl_monitor_heartbeat_timestamp_seconds)
+  - on (job, instance) group_right ()
+max by (job, instance, source) (verl_monitor_source_last_read_timestamp_seconds) > 120"""
+_SOME_ACTIVE = f"on (job, instance) sum by (job, instance) (verl_monitor_runs{{{ACTIVE}}}) > 0"
+
+SOURCE_STALE = MonitorAlert(
+    name="VerlMonitorSourceStale",
+    title="Source cannot be read",
+    # Nobody is woken for the logs of runs that are over.
+    rules=(("critical", f"({_STALE}\n)\nand {_SOME_ACTIVE}"), ("warning", f"({_STALE}\n)\nunless {_SOME_ACTIVE}")),
+    wait="1m",
+    summary="verl-monitor {{ $labels.instance }} cannot read {{ $labels.source }}",
+    description="The last poll of source {{ $labels.source }} failed, or the last that succeeded is more than two "
+                "minutes ago.",
+    meaning="The monitor runs, but one of its sources cannot be read: a file system that hangs or went away, a "
+            "directory that is not there or may not be read. Critical while a run is active, else a warning.",
+    impact="The runs of this source are not watched, and may be reported as stalled although they go on.",
+    diagnosis=(
+        ("Does the file system answer?", "timeout 5 ls -l SOURCE"),
+        ("What does the monitor say? It logs the error of a poll.",
+         "curl -s 127.0.0.1:9560/metrics | grep verl_monitor_source"),
+        ("May the monitor's user read it?", "sudo -u MONITOR_USER head -c 100 SOURCE/FILE"),
+        ("Can the log be read at all?", "verl-monitor check SOURCE"),
+    ),
+    actions=(
+        "repair the mount or the permissions; the monitor goes on by itself",
+        "if the source has moved, restart the monitor with the new path",
+    ),
+    misses="A source that can be read, but holds another run's log than you think.",
+)
+
+WATCHDOG = MonitorAlert(
+    name="VerlWatchdog",
+    title="Watchdog",
+    rules=(("none", "vector(1)"),),
+    wait="0s",
+    keep=False,
+    summary="The way from Prometheus to Alertmanager works",
+    description="This alert always fires. Its absence is the message: have a dead man's switch outside of this "
+                "installation expect it.",
+    meaning="Always firing. It goes to the receiver null, that is nowhere, until you route it to a service that calls "
+            "when it stops.",
+    impact="None while it fires. When it stops, no alert of Prometheus arrives, about the training or anything else.",
+    diagnosis=(
+        ("Does Prometheus evaluate its rules?", "curl -s 127.0.0.1:9090/api/v1/alerts"),
+        ("Does Alertmanager have it?", "amtool --alertmanager.url=http://127.0.0.1:9093 alert query VerlWatchdog"),
+    ),
+    actions=(
+        "if it has stopped, look at Prometheus, at its alerting section, and at Alertmanager, in this order",
+        "to use it, give its route in alertmanager.yml the receiver of a dead man's switch",
+    ),
+    misses="Whatever lies behind Alertmanager, unless the dead man's switch is reached the same way as people are.",
+)
+
+MONITOR_ALERTS: tuple[MonitorAlert, ...] = (DOWN, NO_DATA, NOT_INGESTING, SOURCE_STALE, *WARNINGS, WATCHDOG)
+"""Every alert about the monitor, the most serious first."""

@@ -64,6 +64,7 @@ class PushSource:
         self._closed = False
 
     async def __aiter__(self) -> AsyncIterator[SourceEvent]:
+        self.stats.up = True
         while not self._closed:
             while self._events:
                 yield self._events.popleft()

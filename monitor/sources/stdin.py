@@ -38,6 +38,7 @@ class StdinSource:
         self._chunks: asyncio.Queue[bytes] = asyncio.Queue(_CHUNKS_WAITING)
         self._closed = asyncio.Event()
         self._head = b""
+        self._thread: threading.Thread | None = None
         self._reader: EventReader | None = None
 
     def alive(self) -> None:
@@ -45,8 +46,11 @@ class StdinSource:
         self.stats.last_read_seconds = self._clock()
 
     async def __aiter__(self) -> AsyncIterator[SourceEvent]:
-        loop = asyncio.get_running_loop()
-        threading.Thread(target=self._pump, args=(loop,), name="stdin", daemon=True).start()
+        self.stats.up = True
+        if self._thread is None:  # an iteration that is taken up again after an error goes on with the same one
+            loop = asyncio.get_running_loop()
+            self._thread = threading.Thread(target=self._pump, args=(loop,), name="stdin", daemon=True)
+            self._thread.start()
         out: list[SourceEvent] = []
         while not self._closed.is_set():
             data = await self._chunks.get()
