@@ -13,17 +13,10 @@ from itertools import product
 from struct import Struct
 from zlib import crc32
 
-RECORD_LIMIT = 64 * 2**20
-"""Longest record, in bytes. A length beyond it is no length."""
-
-CHECKED_LIMIT = 2**20
-"""Longest record that is looked into. What is longer is an image or a graph: a thousand scalars have 60 kB."""
-
-BLOCK = 32 * 1024
-"""Blocks of W&B's files. A chunk does not cross their borders."""
-
-WANDB_HEADER = b":W&B\xe1\xbe"
-"""How W&B's files begin: a name and a magic number. A version byte follows."""
+RECORD_LIMIT = 64 * 2**20  # longest record, in bytes; a length beyond it is no length
+CHECKED_LIMIT = 2**20  # longest one looked into; beyond are images and graphs: a thousand scalars have 60 kB
+BLOCK = 32 * 1024  # blocks of W&B's files; a chunk does not cross their borders
+WANDB_HEADER = b":W&B\xe1\xbe"  # how W&B's files begin: a name and a magic number; a version byte follows
 
 _UINT32 = Struct("<I")
 _UINT64 = Struct("<Q")
@@ -185,15 +178,12 @@ class WandbFraming(Framing):
         return BLOCK - (self._position + at) % BLOCK
 
     def _whole(self, data: bytes, at: int) -> bool:
-        """Whether a whole chunk begins at ``at``, or after the padding there."""
-        left = self._left(at)
-        if left < 7:
-            at, left = at + left, BLOCK
+        """Whether a whole chunk begins at ``at``."""
         if len(data) - at < 7:
             return False
         checksum, length, kind = _CHUNK.unpack_from(data, at)
         end: int = at + 7 + length
-        return bool(_FULL <= kind <= _LAST and 7 + length <= left and end <= len(data)
+        return bool(_FULL <= kind <= _LAST and 7 + length <= self._left(at) and end <= len(data)
                 and crc32(data[at + 6:end]) == checksum)
 
     def _join(self, kind: int, chunk: bytes, at: int, records: list[bytes]) -> None:
@@ -224,9 +214,8 @@ def record_length(head: bytes) -> int:
 def masked_crc32c(data: bytes) -> int:
     """TensorFlow's checksum: CRC-32C, rotated and shifted by a constant, so that zeros do not check as zeros.
 
-    In Python, two bytes a turn: 5 us for a scalar on a slow machine, half of what reading it costs, and a tenth of a
-    percent of a processor at live rates. ``google-crc32c`` takes 0.3 us and is well kept, but is compiled code, and
-    the package also goes into the trainer's environment.
+    In Python, two bytes a turn: 5 us for a scalar, half of what reading it costs, and under a millisecond for a step.
+    ``google-crc32c`` takes 0.3 us and is well kept, but is compiled code that would go into the trainer's environment.
     """
     table = _crc32c_table()
     crc = 0xFFFF_FFFF

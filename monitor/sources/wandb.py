@@ -47,9 +47,11 @@ def looks_like_wandb(head: bytes) -> bool:
 class WandbReader:
     """Turns the bytes of one W&B file into records.
 
-    W&B writes a step when the next begins, all its keys in one record, so a run is one row behind, and a killed one
-    lacks its last row and its end. ``read`` counts rows, and records that could not be used: a file that holds none
-    yet is a run that starts. ``project`` and ``name`` are what the run was given, as soon as they are known.
+    W&B writes a step when the next begins, all its keys in one record, and brings its file up to date every 15 seconds
+    (0.31, measured): a run is one row and that time behind, and a killed one lacks what was to come, and its end.
+
+    ``read`` counts rows, and records that could not be used: with none yet the run has only begun. ``project``
+    and ``name`` are what the run was given, as soon as they are known.
     """
 
     binary: ClassVar[bool] = True
