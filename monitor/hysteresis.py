@@ -20,7 +20,6 @@ class Level:
     current: Severity | None = None
     _rising: int = 0
     _rising_to: Status = Status.OK
-    _rising_since: int | None = None
     _clearing: int = 0
     _clearing_to: Status = Status.OK
 
@@ -32,7 +31,6 @@ class Level:
             self._clearing = 0
             # The lowest of the confirming verdicts is what has been confirmed.
             self._rising_to = status if self._rising == 0 else min(self._rising_to, status)
-            self._rising_since = verdict.since_step if self._rising == 0 else self._rising_since
             self._rising += 1
             if verdict.hard or self._rising >= self.rise_steps:
                 return self._set(status if verdict.hard else self._rising_to)

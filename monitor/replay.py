@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from monitor.engine import Engine, EngineSettings
+from monitor.model import RawStep
 from monitor.run import RunView
 from monitor.sources.formats import CONSOLE
 from monitor.sources.recording import format_of, read_file
@@ -55,7 +56,7 @@ def replay(path: Path) -> tuple[RunView, ...]:
     rows = 0
     try:
         for event in read_file(path):
-            rows += hasattr(event, "step")
+            rows += isinstance(event, RawStep)
             engine.handle(event, "file")
     except OSError as error:
         raise UnreadableError(f"{path}: {error.strerror or error}") from error

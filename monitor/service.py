@@ -216,25 +216,15 @@ def create_app(service: Service) -> FastAPI:
         # Good items were kept even where others were bad, so the status says what is left to mend.
         return json(answer or {}, 422 if isinstance(answer, dict) and answer["errors"] else 200)
 
-    @app.post("/api/v1/runs/{run:path}/steps")
-    async def push_steps(run: str, request: Request) -> Response:
-        """Rows of a run."""
-        return await push(request, lambda source, body: source.steps(run, body))
+    def take_in(kind: str, take: Callable[[PushSource, str, object], object]) -> None:
+        @app.post(f"/api/v1/runs/{{run:path}}/{kind}", name=f"push_{kind}")
+        async def taken(run: str, request: Request) -> Response:
+            return await push(request, lambda source, body: take(source, run, body))
 
-    @app.post("/api/v1/runs/{run:path}/phase")
-    async def push_phase(run: str, request: Request) -> Response:
-        """The stage that a run is in."""
-        return await push(request, lambda source, body: source.phase(run, body))
-
-    @app.post("/api/v1/runs/{run:path}/config")
-    async def push_config(run: str, request: Request) -> Response:
-        """A run begins with this configuration."""
-        return await push(request, lambda source, body: source.config(run, body))
-
-    @app.post("/api/v1/runs/{run:path}/finish")
-    async def push_finish(run: str, request: Request) -> Response:
-        """A run is over."""
-        return await push(request, lambda source, body: source.finish(run, body))
+    take_in("steps", PushSource.steps)
+    take_in("phase", PushSource.phase)
+    take_in("config", PushSource.config)
+    take_in("finish", PushSource.finish)
 
     @app.get("/")
     async def index() -> Response:

@@ -82,12 +82,7 @@ def monitor(*sources: Path, log: Path, options: Sequence[str] = ()) -> Iterator[
 def prometheus(config: str, folder: Path) -> Iterator[str]:
     """The real Prometheus with this configuration; yields its base URL."""
     need("prometheus", "prometheus")
-    port, file = free_port(), folder / "prometheus.yml"
-    file.write_text(config)
-    url = f"http://127.0.0.1:{port}"
-    command = ["prometheus", f"--config.file={file}", f"--storage.tsdb.path={folder / 'tsdb'}",
-               f"--web.listen-address=127.0.0.1:{port}"]
-    with process(command, f"{url}/-/ready", folder / "prometheus.log"):
+    with _configured("prometheus", "prometheus", config, folder, "--storage.tsdb.path") as url:
         yield url
 
 
@@ -95,12 +90,19 @@ def prometheus(config: str, folder: Path) -> Iterator[str]:
 def alertmanager(config: str, folder: Path) -> Iterator[str]:
     """The real Alertmanager with this configuration; yields its base URL."""
     need("prometheus-alertmanager", "prometheus-alertmanager")
-    port, file = free_port(), folder / "alertmanager.yml"
+    with _configured("prometheus-alertmanager", "alertmanager", config, folder, "--storage.path",
+                     "--cluster.listen-address=") as url:
+        yield url
+
+
+@contextmanager
+def _configured(binary: str, name: str, config: str, folder: Path, storage: str, *flags: str) -> Iterator[str]:
+    port, file = free_port(), folder / f"{name}.yml"
     file.write_text(config)
     url = f"http://127.0.0.1:{port}"
-    command = ["prometheus-alertmanager", f"--config.file={file}", f"--storage.path={folder / 'alertmanager'}",
-               f"--web.listen-address=127.0.0.1:{port}", "--cluster.listen-address="]
-    with process(command, f"{url}/-/ready", folder / "alertmanager.log"):
+    command = [binary, f"--config.file={file}", f"{storage}={folder / f'{name}-data'}",
+               f"--web.listen-address=127.0.0.1:{port}", *flags]
+    with process(command, f"{url}/-/ready", folder / f"{name}.log"):
         yield url
 
 

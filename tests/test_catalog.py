@@ -23,7 +23,7 @@ from monitor.catalog import (
     verl_keys,
 )
 from monitor.model import RawStep
-from tests.helpers import CASES, LAB, REPOSITORY, rows, shared
+from tests.helpers import CASES, LAB, rows, shared
 
 GUIDE_NAMES = {"policy_loss", "kl_divergence"}  # fixed by the guide, without a unit at their end
 
@@ -164,9 +164,3 @@ def test_null_and_bare_tokens_are_the_same() -> None:
         return dict(parse(RawStep("run", 21, 0.0, dict(rows(CASES / name))[21])).values)
     as_null, bare = first_bad("01_nan_onset_as_null.jsonl"), first_bad("01_nan_onset_bare_tokens.jsonl")
     assert {k for k, v in as_null.items() if math.isnan(v)} == {k for k, v in bare.items() if math.isnan(v)} != set()
-
-
-def test_design_names_exist() -> None:
-    text = (REPOSITORY / "DESIGN.md").read_text()
-    assert "verl_kl_divergence" in text
-    assert "kl_divergence" in BY_NAME

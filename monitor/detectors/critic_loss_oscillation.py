@@ -170,7 +170,7 @@ class CriticLossOscillation(Detector):
         if not self._s.duty <= high <= 1 - self._s.duty:
             return None
         scale = max(self._scale, default=NAN)
-        error = math.sqrt(2 * 10**peak) if peak < 300 else math.inf
+        error = math.sqrt(2) * 10 ** (peak / 2)
         if scale == scale and error < self._s.material_ratio * scale:
             return None
         sizes = sorted([abs(b - a) for a, b in pairwise(levels)] + [turns[-1][3]])
@@ -181,12 +181,14 @@ class CriticLossOscillation(Detector):
         return Verdict(
             Status.CRITICAL if size >= self._s.swing_decades_critical else Status.WARNING,
             score=len(turns) / self._s.turns * size / self._s.swing_decades_warning, since_step=since,
-            reason=f"Value loss swings between {10**trough:.2g} and {10**peak:.2g}, {len(turns)} turns of {size:.1f} "
-                   f"decades since step {since}{scale_text}{explained_text}: the critic cannot follow its target.",
+            reason=f"Value loss swings between {_power(trough):.2g} and {_power(peak):.2g}, {len(turns)} turns of "
+                   f"{size:.1f} decades since step {since}{scale_text}{explained_text}: the critic cannot follow its "
+                   f"target.",
             signal=LOSS, value=_power(max(self._levels)), threshold=self._threshold(),
             evidence={"turns": float(len(turns)), "swing_decades": size, "peak": _power(peak), "trough": _power(trough),
                       "return_scale": scale, "explained_variance": explained})
 
 
 def _power(level: float) -> float:
-    return 10**level if level < 300 else NAN
+    """Back from the logarithm. The largest float is 10 to the 308.25, and rounding must not carry beyond it."""
+    return float(10 ** min(level, 308.0))

@@ -107,3 +107,8 @@ def test_a_fault_that_stays_is_one_incident() -> None:
     for name in ("KL 0.02 to 4.5 in 400 steps, linear", "the advantage triples at each step"):
         make, steps, *_ = FAULTS[name]
         assert len(found(make, steps, 0)) == 1, name
+
+
+def test_a_value_loss_beyond_all_measure_is_still_judged() -> None:
+    told = found(lambda s, r: row(r, critic__vf_loss=1.7e308 if s % 2 else 1e-300), 20, 0)
+    assert "critic_loss_oscillation" in {i.detector for i in told}
