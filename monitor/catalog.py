@@ -266,6 +266,8 @@ _PLACEHOLDER = {
     "component": r"(?P<component>.+)",
 }
 
+_SERIES = "verl_"  # before a series in place of a key; no key of verl's begins so
+
 BY_NAME: Mapping[str, Metric] = {metric.name: metric for metric in METRICS}
 
 HAS_CRITIC_SERIES = frozenset({"critic_loss", "value/mean", "value/max", "value/min"})
@@ -314,15 +316,29 @@ _EXACT, _PATTERNS = _compile()
 
 @lru_cache(maxsize=4096)
 def resolve(key: str) -> Target | None:
-    """Series that a verl key feeds, or None when the catalogue does not know the key."""
+    """Series that a verl key feeds, or None when the catalogue does not know the key.
+
+    A series that has its unit already is known too, under ``series_key``.
+    """
     if key in _EXACT:
         return _EXACT[key]
+    if key.startswith(_SERIES):
+        name, slash, values = key.removeprefix(_SERIES).partition("/")
+        metric, label_values = BY_NAME.get(name), tuple(values.split("|")) if slash else ()
+        if metric is None or len(label_values) != len(metric.labels):
+            return None
+        return Target(metric.series(label_values), metric, label_values, 1.0, 0)
     for regex, metric, label_values, scale, rank in _PATTERNS:
         match = regex.fullmatch(key)
         if match:
             filled = tuple(value.format(**match.groupdict()) for value in label_values)
             return Target(metric.series(filled), metric, filled, scale, rank)
     return None
+
+
+def series_key(series: str) -> str:
+    """The key of a row's value that is a series in its base unit, as an exporter has it."""
+    return _SERIES + series
 
 
 def metric_of(series: str) -> Metric:

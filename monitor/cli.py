@@ -5,38 +5,53 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import socket
 import sys
-import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-
-import uvicorn
+from typing import Any
 
 from monitor import __version__, api
 from monitor.clock import steady_clock
+from monitor.config import (
+    ADDRESS,
+    COUNT,
+    SECONDS,
+    URL,
+    Config,
+    ConfigError,
+    FileConfig,
+    Kind,
+    PrometheusConfig,
+    SourceConfig,
+    StdinConfig,
+    example,
+    load,
+    understood,
+)
 from monitor.engine import Engine, EngineSettings
 from monitor.model import Severity
 from monitor.replay import UnreadableError, recorded_files, replay_all
 from monitor.run import RunView
-from monitor.service import Service, create_app
-from monitor.sources import Source
+from monitor.serve import listen, serve_config
+from monitor.service import Service
 from monitor.sources.file import FileSource
-from monitor.sources.push import PushSource
-from monitor.sources.stdin import StdinSource
 
-DEFAULT_LISTEN = "127.0.0.1:9560"
+TOKEN = "VERL_MONITOR_TOKEN"
 EXIT_HEALTHY, EXIT_WARNING, EXIT_CRITICAL, EXIT_UNREADABLE = 0, 1, 2, 3
-SHUTDOWN_SECONDS = 4.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of ``verl-monitor``; returns the exit status."""
     arguments = _parser().parse_args(argv)
-    logging.basicConfig(level=getattr(arguments, "log_level", "INFO"),
+    logging.basicConfig(level=arguments.log_level or "INFO",
                         format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     try:
         return int(arguments.call(arguments))
+    except ConfigError as error:
+        for line in error.errors:
+            print(line, file=sys.stderr)
+        return EXIT_UNREADABLE
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # the reader of our output has gone, as with `| head`
@@ -51,113 +66,88 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     serve = commands.add_parser("serve", help="follow live logs and serve /metrics, the API and a page")
-    serve.add_argument("source", nargs="*", type=Path, metavar="SOURCE",
-                       help="a log of verl's file logger, or a directory of them; it may appear later; - is "
-                            "standard input. Without any the service takes what trainers send to it")
+    serve.add_argument("source", nargs="*", metavar="SOURCE",
+                       help="a log of verl's, or a directory of them; it may appear later; - is standard input, and "
+                            "http://... a page of metrics. Without any the service takes what trainers send to it")
+    serve.add_argument("--config", metavar="FILE", help="settings and more sources (see `verl-monitor config`); an "
+                                                        "option given here goes before the same one there")
     _listen_option(serve)
-    serve.add_argument("--run", help="name of the run, in place of the file's (one file only)")
-    serve.add_argument("--project", help="name of the project, in place of the directory's")
-    serve.add_argument("--poll", type=_positive, default=0.5, metavar="SECONDS", help="how often to look (0.5)")
-    serve.add_argument("--retain-ended", type=_positive, default=900.0, metavar="SECONDS",
+    serve.add_argument("--run", help="name of the run, in place of the file's (one SOURCE only)")
+    serve.add_argument("--project", help="name of the project of each SOURCE, in place of the directory's")
+    serve.add_argument("--poll", type=_kind(SECONDS), metavar="SECONDS", help="how often to look (0.5)")
+    serve.add_argument("--retain-ended", type=_kind(SECONDS), metavar="SECONDS",
                        help="how long an ended run stays on /metrics (900)")
-    serve.add_argument("--max-runs", type=int, default=500, metavar="N", help="runs kept at once (500)")
-    serve.add_argument("--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"])
+    serve.add_argument("--max-runs", type=_kind(COUNT), metavar="N", help="runs kept at once (500)")
+    serve.add_argument("--log-level", choices=["DEBUG", "INFO", "WARNING", "ERROR"])
     serve.set_defaults(call=_serve)
+
+    config = commands.add_parser("config", help="print an example of a configuration file, or check one", epilog=(
+        "Exit status: 0 good, 3 not; then every error is told with its line."))
+    what = config.add_mutually_exclusive_group(required=True)
+    what.add_argument("--example", action="store_true", help="print all settings with meanings and defaults")
+    what.add_argument("--check", metavar="FILE", help="check a file and print what is in force, environment included")
+    config.set_defaults(call=_config, log_level="WARNING")
 
     check = commands.add_parser("check", help="judge recorded runs", epilog=(
         "Exit status: 0 healthy, 1 warning, 2 critical, 3 something could not be read."))
     check.add_argument("path", nargs="+", type=Path, metavar="PATH", help="a recorded log or a directory of them")
+    check.add_argument("--config", metavar="FILE", help="names and detectors of runs as a service with this file has")
     check.add_argument("--format", choices=["text", "json"], default="text")
     check.set_defaults(call=_check, log_level="WARNING")
 
     demo = commands.add_parser("demo", help="recorded runs, healthy and failing, through the whole service")
     _listen_option(demo)
-    demo.add_argument("--pace", type=_positive, default=3.0, metavar="N", help="steps a second (3)")
+    demo.add_argument("--pace", type=_kind(SECONDS), default=3.0, metavar="N", help="steps a second (3)")
     demo.set_defaults(call=_demo, log_level="WARNING")
     return parser
 
 
 def _listen_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--listen", type=_address, default=_address(DEFAULT_LISTEN), metavar="HOST:PORT",
-                        help=f"address to serve on ({DEFAULT_LISTEN})")
+    parser.add_argument("--listen", type=_kind(ADDRESS), metavar="HOST:PORT",
+                        help=f"address to serve on ({Config().listen})")
 
 
-def _positive(text: str) -> float:
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"expected a positive number, got {text!r}")
-    return value
-
-
-def _address(text: str) -> tuple[str, int]:
-    host, colon, port = text.rpartition(":")
-    if not colon or not port.isdigit() or int(port) > 65535:
-        raise argparse.ArgumentTypeError(f"expected HOST:PORT such as {DEFAULT_LISTEN}, got {text!r}")
-    return host.strip("[]") or "127.0.0.1", int(port)
+def _kind(kind: Kind) -> Callable[[str], Any]:
+    """An option that is checked as the setting of the configuration file is."""
+    def parse(text: str) -> Any:
+        try:
+            return kind.parse(text, "")
+        except (ValueError, LookupError):
+            raise argparse.ArgumentTypeError(f"expected {kind.expected}, got {text!r}") from None
+    return parse
 
 
 def _serve(arguments: argparse.Namespace) -> int:
-    if arguments.run and (len(arguments.source) != 1 or arguments.source[0].is_dir()):
-        print("verl-monitor: --run names one run, so it goes with one file, not with a directory or several sources",
-              file=sys.stderr)
+    if arguments.run and (len(arguments.source) != 1 or Path(arguments.source[0]).is_dir()):
+        print("verl-monitor: --run names one run, so it goes with one SOURCE that is no directory", file=sys.stderr)
         return EXIT_UNREADABLE
-    clock = steady_clock()
-    sources: list[Source] = [
-        StdinSource(sys.stdin.buffer, clock, arguments.run or "stdin", arguments.project or "") if str(path) == "-" else
-        FileSource(path, clock=clock, run=arguments.run, project=arguments.project, poll_seconds=arguments.poll,
-                   name=name)
-        for path, name in zip(arguments.source, _source_names(arguments.source), strict=True)]
-    engine = Engine(EngineSettings(max_runs=arguments.max_runs, retain_ended_seconds=arguments.retain_ended))
-    token = os.environ.get("VERL_MONITOR_TOKEN", "")
-    # Whoever reaches the port could write runs of their own, so without a token only this host may.
-    push = PushSource(clock) if token or arguments.listen[0] in ("127.0.0.1", "::1", "localhost") else None
-    return _listen(Service(engine=engine, sources=sources, clock=clock, push=push, token=token), arguments.listen)
+    config = load(arguments.config, os.environ)
+    given = [_source(text, arguments.run, arguments.project) for text in arguments.source]
+    config = replace(
+        config, sources=(*config.sources, *given), listen=arguments.listen or config.listen,
+        poll_seconds=arguments.poll or config.poll_seconds, token=os.environ.get(TOKEN, "") or config.token,
+        limits=replace(config.limits, max_runs=arguments.max_runs or config.limits.max_runs),
+        retention=replace(config.retention, ended_seconds=arguments.retain_ended or config.retention.ended_seconds))
+    if sum(isinstance(source, StdinConfig) for source in config.sources) > 1:
+        raise ConfigError(["SOURCE: expected standard input in one source at most, got it again"])
+    logging.getLogger().setLevel(arguments.log_level or config.log_level)
+    return serve_config(config)
 
 
-def _source_names(paths: Sequence[Path]) -> list[str]:
-    """Names of sources on /metrics: the last part of the path, and a number where that is not enough."""
-    names: list[str] = []
-    for path in paths:
-        name = f"file:{path.absolute().name}"
-        names.append(name if name not in names else f"{name}-{len(names) + 1}")
-    return names
+def _source(text: str, run: str | None, project: str | None) -> SourceConfig:
+    if text == "-":
+        return StdinConfig(stdin=True, run=run, project=project)
+    if text.startswith(("http://", "https://")):
+        try:
+            return PrometheusConfig(prometheus=URL.parse(text, ""), run=run, project=project)
+        except ValueError:
+            raise ConfigError([f"SOURCE: expected {URL.expected}, got {text!r}"]) from None
+    return FileConfig(file=text, run=run, project=project)
 
 
-def _listen(service: Service, address: tuple[str, int], *, intro: Sequence[str] = ()) -> int:
-    """Serve until SIGTERM or SIGINT."""
-    host, port = address
-    try:
-        # Bound here and not by uvicorn, so that a port in use is told in one line and port 0 can be told at all.
-        listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-    except OSError as error:
-        print(f"verl-monitor: cannot listen on {host}:{port}: {error.strerror}", file=sys.stderr)
-        return EXIT_UNREADABLE
-    port = listener.getsockname()[1]
-    shown = f"[{host}]" if ":" in host else host
-    print(f"verl-monitor {__version__} on http://{shown}:{port}/  (metrics: http://{shown}:{port}/metrics)")
-    for line in intro:
-        print(line)
-    sys.stdout.flush()
-    config = uvicorn.Config(create_app(service), log_level="warning", access_log=False,
-                            timeout_graceful_shutdown=2, lifespan="on")
-    server = _Server(config)
-    server.run(sockets=[listener])
-    return EXIT_HEALTHY if server.started else EXIT_UNREADABLE
-
-
-class _Server(uvicorn.Server):
-    """A server whose end cannot be held up: a thread that hangs in a dead network file system would be waited for
-    without end by the interpreter."""
-
-    def handle_exit(self, sig: int, frame: object) -> None:
-        # Not passed on: uvicorn would raise the signal again at its end and turn a clean end into a death by signal.
-        if self.should_exit:
-            self.force_exit = True
-            return
-        self.should_exit = True
-        deadline = threading.Timer(SHUTDOWN_SECONDS, os._exit, (0,))
-        deadline.daemon = True
-        deadline.start()
+def _config(arguments: argparse.Namespace) -> int:
+    sys.stdout.write(example() if arguments.check is None else understood(load(arguments.check, os.environ)))
+    return EXIT_HEALTHY
 
 
 def _check(arguments: argparse.Namespace) -> int:
@@ -168,20 +158,25 @@ def _check(arguments: argparse.Namespace) -> int:
             files.extend(recorded_files(path))
         except UnreadableError as error:
             errors.append(str(error))
-    views, skipped = replay_all(files)
-    if all(path.is_dir() for path in arguments.path) and views:
+    config = load(arguments.config, os.environ) if arguments.config else Config()
+    recordings, skipped = replay_all(files, config)
+    if all(path.is_dir() for path in arguments.path) and recordings:
         # A directory may hold other things than verl's logs: told, but no reason to fail.
         for message in skipped:
             print(f"verl-monitor: skipped {message}", file=sys.stderr)
     else:
         errors += skipped
-    reports = [api.check_report(view) for view in views]
+    reports = [api.check_report(view) | {"file": str(recording.files[0]), "format": recording.kind.name}
+               for recording in recordings for view in recording.runs]
     if arguments.format == "json":
         one = len(reports) == 1 and len(files) == 1
         sys.stdout.write(api.dumps(reports[0] if one else reports, indent=True).decode() + "\n")
     else:
-        for view, report in zip(views, reports, strict=True):
-            print("\n".join(_report_lines(view, report)))
+        for recording in recordings:
+            more = f" and {len(recording.files) - 1} more of its runs" if len(recording.files) > 1 else ""
+            print(f"{recording.files[0]}{more}: {recording.kind.name} ({recording.kind.why})")
+            for view in recording.runs:
+                print("\n".join(_report_lines(view)))
     for message in errors:
         print(f"verl-monitor: {message}", file=sys.stderr)
     if errors:
@@ -190,8 +185,8 @@ def _check(arguments: argparse.Namespace) -> int:
     return EXIT_CRITICAL if "critical" in verdicts else EXIT_WARNING if "warning" in verdicts else EXIT_HEALTHY
 
 
-def _report_lines(view: RunView, report: dict[str, object]) -> list[str]:
-    lines = [f"{view.run}: {report['verdict']}  ({view.steps} steps, {view.algorithm})"]
+def _report_lines(view: RunView) -> list[str]:
+    lines = [f"{view.run}: {api.check_report(view)['verdict']}  ({view.steps} steps, {view.algorithm})"]
     specs = {item.spec.id: item.spec for item in view.detectors}
     for incident in view.incidents:
         spec = specs[incident.detector]
@@ -213,13 +208,13 @@ def _report_lines(view: RunView, report: dict[str, object]) -> list[str]:
 def _demo(arguments: argparse.Namespace) -> int:
     from monitor import demo
 
-    host, port = arguments.listen
+    address = arguments.listen or Config().listen
     intro = [
         "", "Seven recorded runs of the real verl trainer are now replayed. What you will see:",
         *demo.expected_story(arguments.pace), "",
-        f"Open  http://{host}:{port}/           all runs and their verdicts",
-        f"      http://{host}:{port}/metrics    for Prometheus",
-        f"      http://{host}:{port}/api/v1/runs/ppo-kl-runaway    one run as JSON", "",
+        f"Open  http://{address}/           all runs and their verdicts",
+        f"      http://{address}/metrics    for Prometheus",
+        f"      http://{address}/api/v1/runs/ppo-kl-runaway    one run as JSON", "",
         "verl_gpu_memory_used_bytes has no samples here: recordings have no GPU, and none is probed.",
         "Ctrl-C ends it.",
     ]
@@ -227,7 +222,7 @@ def _demo(arguments: argparse.Namespace) -> int:
     with demo.playing(arguments.pace) as folder:
         engine = Engine(EngineSettings(retain_ended_seconds=86400.0))
         service = Service(engine=engine, sources=[FileSource(folder, clock=clock)], clock=clock)
-        return _listen(service, arguments.listen, intro=intro)
+        return listen(service, address, intro=intro)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from monitor.catalog import parse
 from monitor.detectors import DETECTORS, Detector
-from monitor.model import RawStep, RunEnded, RunStarted, RunState, SourceEvent
+from monitor.model import RawStep, RunConfig, RunEnded, RunStarted, RunState, SourceEvent
 from monitor.run import DetectorCost, Limits, Run, RunView
 
 
@@ -51,12 +51,15 @@ class Engine:
     """Runs and their detectors.
 
     ``make_detectors`` builds the detectors of a new run from its name; by default every one of ``DETECTORS``.
+    ``rename`` puts an event under the names that a user gave; by default the source's names stay.
     """
 
     def __init__(self, settings: EngineSettings | None = None,
-                 make_detectors: Callable[[str], Sequence[Detector]] | None = None) -> None:
+                 make_detectors: Callable[[str], Sequence[Detector]] | None = None,
+                 rename: Callable[[SourceEvent], SourceEvent] | None = None) -> None:
         self.settings = settings or EngineSettings()
         self._make = make_detectors or (lambda _: [detector() for detector in DETECTORS])
+        self._rename = rename
         self._runs: dict[str, Run] = {}
         self._views: dict[str, RunView] = {}
         self._costs: dict[str, DetectorCost] = {}
@@ -69,18 +72,21 @@ class Engine:
 
     def handle(self, event: SourceEvent, source: str = "") -> None:
         """Take in one event of a source."""
-        if isinstance(event, RawStep):
+        if self._rename is not None:
+            event = self._rename(event)
+        if isinstance(event, (RawStep, RunStarted, RunConfig)):
             run = self._run(event.run, event.project, source, event.time_seconds)
-            if run is not None:
+            if run is None:
+                return
+            if isinstance(event, RawStep):
                 observation = parse(event)
                 self._rejected_values += len(observation.rejected)
-                run.observe(observation, source)
-                self._changed(run)
-        elif isinstance(event, RunStarted):
-            run = self._run(event.run, event.project, source, event.time_seconds)
-            if run is not None:
-                run.begin(event.time_seconds, restarted=event.restarted)
-                self._changed(run)
+                run.observe(observation, (source, *event.log))
+            elif isinstance(event, RunStarted):
+                run.begin(event.time_seconds, (source, *event.log), restarted=event.restarted)
+            else:
+                run.configure(event.values)
+            self._changed(run)
         elif event.run in self._runs:
             run = self._runs[event.run]
             if isinstance(event, RunEnded):

@@ -13,6 +13,9 @@ from enum import Enum, IntEnum
 
 NAN = math.nan
 
+Log = tuple[str, str]
+"""Which of its source's logs an event comes from: the kind of log, and its path. A run may be told of by several."""
+
 
 @dataclass(frozen=True, slots=True)
 class RawStep:
@@ -20,7 +23,7 @@ class RawStep:
 
     ``time_seconds``: when the row reached the monitor, on the engine's clock (seconds, never going back);
     verl's own logs carry no time. ``live``: false for rows that already lay in the log when the monitor first
-    opened it, whose arrival time says nothing about the speed of training.
+    opened it, whose arrival time says nothing about the speed of training. ``log``: what it was read from.
     """
 
     run: str
@@ -29,6 +32,7 @@ class RawStep:
     values: Mapping[str, object]
     project: str = ""
     live: bool = True
+    log: Log = ("", "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +167,17 @@ class RunStarted:
     time_seconds: float
     project: str = ""
     restarted: bool = False
+    log: Log = ("", "")
+
+
+@dataclass(frozen=True, slots=True)
+class RunConfig:
+    """The run's resolved configuration, nested as verl has it."""
+
+    run: str
+    time_seconds: float
+    values: Mapping[str, object]
+    project: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +199,7 @@ class RunPhase:
     phase: str
 
 
-SourceEvent = RawStep | RunStarted | RunEnded | RunPhase
+SourceEvent = RawStep | RunStarted | RunConfig | RunEnded | RunPhase
 
 
 @dataclass(frozen=True, slots=True)

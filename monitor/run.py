@@ -22,6 +22,7 @@ from monitor.model import (
     Status,
     Verdict,
 )
+from monitor.verl_config import Value, algorithm_of, flatten
 
 log = logging.getLogger("monitor.run")
 
@@ -30,6 +31,12 @@ BLIND_AGAIN_ROWS = 50
 BROKEN_AFTER_ERRORS = 20
 MAX_INCIDENTS = 200
 MAX_PHASE_LENGTH = 60
+HANDOVER_SECONDS = 600.0
+
+Origin = tuple[str, str, str]
+"""Where an event comes from: source, kind of log, path. The first two are one channel: each start of a run may bring a
+new path, but no new channel."""
+NOWHERE: Origin = ("", "", "")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -123,7 +130,10 @@ class Run:
         self.last_heard = now
         self.phase, self.phase_since = "", now
         self.dropped_series = self.repeated_rows = 0
-        self._leader = source
+        self._leader: Origin | None = None
+        self._owner: dict[str, Origin] = {}  # series or key -> who brought it last while leading
+        self._channels: set[tuple[str, str]] = set()  # that have told of the present incarnation
+        self._config: Mapping[str, Value] = {}
         self._steps = self._rows = self._restarts = 0
         self._last_step: int | None = None
         self._last_step_seconds = now
@@ -139,13 +149,18 @@ class Run:
 
     # --- what happens to a run
 
-    def begin(self, now: float, *, restarted: bool) -> None:
+    def begin(self, now: float, origin: Origin = NOWHERE, *, restarted: bool) -> None:
         """Its log was met, or begun anew."""
         self.last_heard = now
-        if not restarted and self._rows and self.state.active:  # a second source meets a run that goes on
+        channel = origin[:2]
+        known = bool(self._channels) and channel not in self._channels  # another one has told this start already
+        self._channels.add(channel)
+        if self._rows and self.state.active and (known or not restarted):
             return
-        if restarted and self._rows and self._last_step is not None:  # else another source has told it already
-            self._restarts += 1
+        if restarted:
+            self._channels = {channel}
+            if self._rows and self._last_step is not None:
+                self._restarts += 1
         self._last_step = None if restarted else self._last_step
         self.state, self.state_reason, self.ended_seconds = RunState.STARTING, "", None
         for watch in self._watches:
@@ -166,17 +181,27 @@ class Run:
         for watch in self._watches:
             watch.detector.entered(self.phase, now)
 
-    def observe(self, observation: Observation, source: str = "") -> None:
+    def configure(self, values: Mapping[str, object]) -> None:
+        """It has this configuration, nested as verl has it."""
+        self._config = flatten(values)
+
+    def observe(self, observation: Observation, origin: Origin = NOWHERE) -> None:
         """Take in a row and judge it.
 
-        A run may be seen through several sources. Whichever brings a step first leads; what another one brings of
-        steps that are known already is the same step again, and neither a restart nor a sign of life.
+        A run may be seen through several logs and sources. Whichever brings a step first leads; what another one brings
+        of steps that are known already is the same step again, and neither a restart nor a sign of life. Of such a
+        row only what no other one brings is taken: two event files of one run may hold different metrics.
         """
         training = not TRAINING_SERIES.isdisjoint(observation.values)
-        if source != self._leader and self._last_step is not None and observation.step <= self._last_step:
-            self.repeated_rows += 1
-            return
-        self._leader = source
+        if self._leader not in (None, origin):
+            if self._is_late(observation, origin):
+                self.repeated_rows += 1
+                return
+            if self._last_step is not None and observation.step <= self._last_step:
+                self._add(observation, origin)
+                return
+        self._leader = origin
+        self._owner.update(dict.fromkeys((*observation.values, *observation.unknown), origin))
         if self._last_step is not None and training and observation.step < self._last_step:
             self._restarts += 1
             for watch in self._watches:
@@ -191,6 +216,23 @@ class Run:
             if observation.step != self._last_step:
                 self._steps += 1
             self._last_step, self._last_step_seconds = observation.step, observation.time_seconds
+        self._take(observation)
+
+    def _is_late(self, observation: Observation, origin: Origin) -> bool:
+        """Whether a row is of the incarnation before: its channel has not told the start that another one has."""
+        return (self._restarts > 0 and origin[:2] not in self._channels
+                and observation.time_seconds - self.last_heard < HANDOVER_SECONDS)
+
+    def _add(self, observation: Observation, origin: Origin) -> None:
+        """Take of a row that is known already what nobody else brings."""
+        values = {s: value for s, value in observation.values.items() if self._owner.get(s, origin) == origin}
+        unknown = {key: value for key, value in observation.unknown.items() if self._owner.get(key, origin) == origin}
+        if values or unknown:
+            self._take(replace(observation, values=values, unknown=unknown))
+        else:
+            self.repeated_rows += 1
+
+    def _take(self, observation: Observation) -> None:
         self._keep(observation)
         for watch in self._watches:
             self._judge(watch, observation)
@@ -345,6 +387,8 @@ class Run:
         return tuple(missing)
 
     def _algorithm(self) -> str:
+        if told := algorithm_of(self._config):
+            return told
         if self._has_critic:
             return "ppo"
         if "supervised_loss_nats/train" in self._values:

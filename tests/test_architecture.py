@@ -10,11 +10,12 @@ import pytest
 
 from tests.helpers import REPOSITORY
 
-ORDER = ("__init__", "units", "model", "catalog", "stats", "hysteresis", "detectors", "run", "engine", "sources",
-         "clock", "replay", "exporter", "api", "attach", "service", "demo", "cli")
+ORDER = ("__init__", "units", "model", "catalog", "stats", "hysteresis", "detectors", "verl_config", "run", "engine",
+         "sources", "config", "clock", "replay", "exporter", "api", "attach", "service", "serve", "demo", "cli")
 """Modules of the package; each imports only from those before it."""
 
-ONLY_IN = {"fastapi": {"service"}, "uvicorn": {"cli"}, "jinja2": {"service"}, "prometheus_client": {"exporter"},
+ONLY_IN = {"fastapi": {"service"}, "uvicorn": {"serve"}, "jinja2": {"service"}, "yaml": {"config"},
+           "prometheus_client": {"exporter", "sources"},
            "ray": {"probes"}, "torch": set(), "numpy": set()}
 
 
@@ -69,8 +70,8 @@ def test_readme_shows_commands_that_exist() -> None:
     assert all(re.search(rf"^{target}:", makefile, re.M) for target in targets)
     from monitor.cli import _parser
 
-    commands = set(re.findall(r"verl-monitor (serve|check|demo|evaluate|preflight|compare)\b", text))
-    assert commands == {"serve", "check", "demo"}
+    commands = set(re.findall(r"verl-monitor (serve|check|config|demo|evaluate|preflight|compare)\b", text))
+    assert commands == {"serve", "check", "config", "demo"}
     assert all(command in _parser().format_help() for command in commands)
 
 

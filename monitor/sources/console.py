@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from monitor.sources.jsonl import LineSplitter
-from monitor.sources.records import Config, Record, Reject, Row
+from monitor.sources.records import Record, RecordReader, Reject, Row, config_of
 
 LINE_LIMIT = 2**20
 """Longest line, in bytes. A step line of a thousand metrics has 50 kB."""
@@ -196,7 +196,7 @@ def _put(store: dict[_Source, _T], key: _Source, value: _T, limit: int) -> None:
         del store[next(iter(store))]
 
 
-class ConsoleReader:
+class ConsoleReader(RecordReader):
     """Turns the bytes of one console log into records; a ``RecordReader``.
 
     ``read`` counts step lines only: a log that grows by other lines shows no life. A new prefix is the same run
@@ -207,7 +207,6 @@ class ConsoleReader:
     """
 
     def __init__(self, reject: Reject, limit: int = LINE_LIMIT) -> None:
-        self.read = 0
         self._reject = reject
         self._limit = limit
         self._splitter = LineSplitter(limit)
@@ -247,7 +246,7 @@ class ConsoleReader:
         if self._step_lines(self._splitter.number, text, records):
             self._splitter.discard()
         if not self.read and self._configs:
-            records.append(Config(self._configs.popitem()[1]))
+            records.append(config_of(self._configs.popitem()[1]))
         return records
 
     def _step_lines(self, number: int, text: str, records: list[Record]) -> bool:
@@ -285,7 +284,7 @@ class ConsoleReader:
             self._printing.pop(owner, None)
             config = self._configs.pop(owner, None)
             if config is not None:
-                records.append(Config(config, run.label))
+                records.append(config_of(config, run.label))
             resumed = self._resumed.pop(owner, None)
             if resumed is not None:
                 values["console/resumed_from_step"] = resumed

@@ -1,13 +1,18 @@
-"""Follows verl's file log: one JSONL file, or a directory of them, by polling.
+"""Follows logs on disk, one or all below a directory, by polling: verl's own, TensorBoard's and W&B's.
 
 Polling ``os.stat`` sees what other hosts write to a network file system; inotify does not. All file access runs in
 a worker thread, so that a file system that hangs stops this source only, and shows in its ``up``.
 
 **Names.** A run is called by its file's stem and belongs to the project of its parent directory, as verl writes
-``{root}/{project}/{experiment}.jsonl``. Below a directory a run is called by its path from there without the
-suffix (``project/experiment``) if it lies more than one level down or if the stem is taken. All files that a scan
-finds are named together, so files that are there at the start get the same names in any order; one that comes
-later never renames a run that is being followed. A row's own ``run`` goes before all this.
+``{root}/{project}/{experiment}.jsonl``; TensorBoard's event files stand for the directory that they lie in. Below a
+directory a run is called by its path from there without the suffix (``project/experiment``) if it lies more than one
+level down or if the stem is taken. All files that a scan finds are named together, so files that are there at the start
+get the same names in any order; one that comes later never renames a run that is being followed. A log that says itself
+what its run is called (a row's own ``run``, the configuration on the console, W&B's file) goes before all this. Logs of
+different formats with one project and one name are of one run.
+
+**Starts.** Where each start of a run writes a new log beside the old ones, they are one run, begun anew each time: the
+latest tells of its start and end. What lay in the older ones is read before it if they come first.
 """
 
 from __future__ import annotations
@@ -24,9 +29,10 @@ from itertools import islice
 
 from monitor.model import RunState, SourceEvent
 from monitor.sources import SourceStats, clean_name
-from monitor.sources.formats import HEAD, JSONL, Format, detect
+from monitor.sources.events import Names
+from monitor.sources.formats import HEAD, JSONL, PATTERNS, TENSORBOARD, Format, detect
 from monitor.sources.records import REASONS
-from monitor.sources.tail import Tail, digest, stem
+from monitor.sources.tail import Tail, digest
 from monitor.sources.walk import Found, walk
 from monitor.sources.writer import FileId, WriterState, WriterWatch
 
@@ -44,12 +50,12 @@ class FileSource:
     """Events of one log, or of all logs below a directory. The path may come into being later.
 
     Args:
-        path: a JSONL file, or a directory that is searched at all depths.
+        path: a log, or a directory that is searched at all depths.
         clock: seconds on a clock that never goes back. All event times come from it. It is called in a thread.
         run, project: names to use instead of those from the path; ``run`` for a single file only.
         poll_seconds: pause between two looks.
         patterns: file names to follow in a directory; hidden and packed files are never followed. A file that is not
-            called ``*.jsonl`` is followed if its content is a log of verl's.
+            called ``*.jsonl`` is followed if its content is a log.
         ended_after_seconds: a log that was untouched for this long when it was first seen, and that no process
             holds open, is read as that of a finished run.
         max_files: logs followed at once; beyond that the least recently written are left out.
@@ -65,7 +71,7 @@ class FileSource:
         run: str | None = None,
         project: str | None = None,
         poll_seconds: float = 0.5,
-        patterns: tuple[str, ...] = ("*.jsonl", "*.log", "*.out"),
+        patterns: tuple[str, ...] = PATTERNS,
         ended_after_seconds: float = 3600.0,
         max_files: int = 5000,
         watch: WriterWatch | None = None,
@@ -166,7 +172,13 @@ class FileSource:
                 break
             if budget <= 0 and denied is None:
                 denied = position
-            budget -= self._visit(tails[position % len(tails)], budget > 0, out)
+            tail = tails[position % len(tails)]
+            if tail.after is not None:
+                if tail.after.behind and not tail.after.failures:
+                    continue
+                tail.after.flush(self._clock(), out)
+                tail.after = None
+            budget -= self._visit(tail, budget > 0, out)
         self._turn = denied % len(tails) if denied is not None else 0
         for tail in tails:
             self._renamed.update(tail.rotated)
@@ -213,7 +225,8 @@ class FileSource:
         counts.last_read_seconds = self._clock()
         counts.files = sum(tail.gone_at is None for tail in self._tails.values())
         counts.lag_bytes = sum(tail.lag for tail in self._tails.values())
-        counts.writers = {run: tail.writer.value for tail in self._tails.values() for run in tail.events.runs}
+        counts.writers = {run: tail.writer.value for tail in self._tails.values() if not tail.superseded
+                          for run in tail.events.runs}
 
     def _down(self, reason: str, error: Exception) -> None:
         self._counts.reject(reason)
@@ -281,22 +294,28 @@ class FileSource:
             file = (status.st_dev, status.st_ino)
             if path in self._tails or file in seen or self._renamed.get(path) == file:
                 continue
-            if file in owners and self._is_known(owners[file], path, file, found, out):
+            if file in owners and self._is_known(owners[file], path, found, out):
                 continue
             seen.add(file)
             new[path] = status
         # Of a file that was named, only an empty one is waited for: what else it holds is refused by the line.
         new = {path: status for path, status in new.items()
                if self._format(path, status) is not None or (status.st_size and not below)}
-        for path, (run, project) in self._names(new, below).items():
+        before = {(tail.kind, (tail.events.run, tail.events.project)): tail for tail in self._tails.values()
+                  if tail.kind is TENSORBOARD}
+        for path, names in self._names(new, below).items():
             status = new[path]
             age = max(0.0, time.time() - status.st_mtime)
             kind = self._format(path, status) or JSONL
             if path not in self._told:
                 self._told.add(path)
                 logger.info("%s is read as %s: %s", path, kind.name, kind.why)
-            tail = Tail(path, run, project, self._counts, (status.st_dev, status.st_ino), kind,
-                        announced=kind is JSONL)
+            tail = Tail(path, names, self._counts, status, kind, met=self._met,
+                        rename=None if self._run is not None else self._rename)
+            # Event files of one directory, in the order of the times in their names.
+            tail.after = before.get((kind, names))
+            if kind is TENSORBOARD:
+                before[kind, names] = tail
             if at_start or age > self._ended_after_seconds:
                 tail.set_backlog(status.st_size, self._clock() - age)
             if age > self._ended_after_seconds:
@@ -330,7 +349,7 @@ class FileSource:
                 tail.end(self._clock(), RunState.GONE, reason, out)
         return {path: found[path] for path in kept}
 
-    def _is_known(self, owner: Tail, path: str, file: FileId, found: Found, out: list[SourceEvent]) -> bool:
+    def _is_known(self, owner: Tail, path: str, found: Found, out: list[SourceEvent]) -> bool:
         """Whether a new path leads to a log that is followed, or was, under another path."""
         if owner.path in found:
             # Another link to the same file; or the log was renamed and begun anew, which its next poll sees.
@@ -340,28 +359,75 @@ class FileSource:
                 return False  # an inode number that was used again
         except OSError:
             return True  # not known yet
-        self._renamed[path] = file
         return True
 
-    def _names(self, paths: dict[str, os.stat_result], below: bool) -> dict[str, tuple[str, str]]:
+    def _names(self, paths: dict[str, os.stat_result], below: bool) -> dict[str, Names]:
         """Run and project of new files; see the module's head."""
         if self._run is not None and below:
             self._warn_once("run", f"the run name {self._run!r} is not used: {self._path} is a directory")
-        stems = Counter(stem(path) for path in paths)
-        taken = {tail.events.run for tail in self._tails.values()}
-        names: dict[str, tuple[str, str]] = {}
+        kinds = {tail.path: tail.kind for tail in self._tails.values()} | {path: self._kind(path) for path in paths}
+        # Logs of several formats under one project and name are one run; of one format they are different ones.
+        at: dict[tuple[str, str], set[tuple[Format, str]]] = {}
+        for path, kind in kinds.items():
+            at.setdefault(_ending(kind.place(path)), set()).add((kind, kind.unit(path)))
+        keys: dict[str, tuple[str, ...]] = {}
+        for path, kind in kinds.items():
+            ending = _ending(kind.place(path))
+            who = at[ending]
+            keys[path] = ending if len({other for other, _ in who}) == len(who) else (kind.unit(path), ending[1])
+        stems = Counter(key[1] for key in {keys[path] for path in paths})
+        taken = {tail.events.run: keys[tail.path] for tail in self._tails.values()}
+        named = {key: run for run, key in taken.items()}
+        named |= {(project, run): run for tail in self._tails.values() for run, project in tail.events.titles}
+        names: dict[str, Names] = {}
         for path in sorted(paths):
-            base = stem(path)
-            project = os.path.basename(os.path.dirname(path)) if self._project is None else self._project
+            place, key = kinds[path].place(path), keys[path]
+            base, folder = os.path.basename(place), os.path.dirname(place)
+            project = os.path.basename(folder) if self._project is None else self._project
             run = base if below or self._run is None else self._run
-            if below:
-                branch = os.path.relpath(os.path.dirname(path), self._path)
+            if below and place != self._path:
+                branch = os.path.relpath(folder, self._path).removeprefix("tensorboard_log/")  # verl's default
                 nested = branch != os.curdir
-                if branch.count(os.sep) > 0 or stems[base] > 1 or clean_name(base) in taken:
+                if branch.count(os.sep) > 0 or stems[base] > 1 or taken.get(clean_name(base), key) != key:
                     run = f"{branch if nested else os.path.basename(self._path)}/{base}"
-            run = clean_name(run)
-            if run in taken:  # two suffixes, or a directory called like the root
+            run = named.get(key, clean_name(run))
+            if taken.get(run, key) != key:  # two suffixes, or a directory called like the root
                 run = clean_name(f"{run}~{digest(os.fsencode(path)).hex()[:10]}")
-            taken.add(run)
+            taken[run], named[key] = key, run
             names[path] = (run, clean_name(project) if project else "")
         return names
+
+    def _kind(self, path: str) -> Format:
+        return self._formats[path][1] or JSONL if path in self._formats else JSONL
+
+    def _rename(self, tail: Tail, project: str, experiment: str) -> Names:
+        """Names of a run whose log says itself what it is called."""
+        run, project = clean_name(experiment), clean_name(project) if project else tail.events.project
+        others = [other for other in self._tails.values() if other is not tail]
+        for other in others:  # the same run as another format has it
+            if _ending(other.kind.place(other.path)) == (project, experiment) and not other.events.titles:
+                return other.events.run, other.events.project
+        if self._project is not None:
+            project = self._project
+        known = (names for other in others
+                 for names in other.events.titles or [(other.events.run, other.events.project)])
+        if any(name == run and owner != project for name, owner in known):
+            run = clean_name(f"{project}/{experiment}")
+        return run, project
+
+    def _met(self, tail: Tail, run: str) -> bool:
+        """Whether the first row of a run in a log is a new start of a run that another log was of."""
+        if not tail.kind.chained:
+            return False
+        again = False
+        for other in self._tails.values():
+            if other is not tail and other.kind is tail.kind and run in other.events.runs:
+                if other.born > tail.born:
+                    tail.superseded = True
+                else:
+                    other.superseded = again = True
+        return again and not tail.superseded
+
+
+def _ending(place: str) -> tuple[str, str]:
+    return os.path.basename(os.path.dirname(place)), os.path.basename(place)

@@ -1,8 +1,8 @@
 """Cuts the bytes of a binary log into its records: TensorFlow's records, and the chunks in blocks that W&B writes.
 
-A record that has not arrived whole is held until its rest comes. One that is wrong may be a record that has not arrived
-either: on a network file system a page of a growing file can read as zeros first. So nothing is taken for lost before
-the bytes after it prove that the writer went on, and until then ``unread`` asks the caller to read them again.
+Only what its checksum has proved is taken. The rest, be it a record that has not arrived whole or one that is wrong, is
+left ``unread``, for the caller to read again with what follows: on a network file system a page of a growing file can
+read as zeros first. Nothing is taken for lost before the bytes after it prove that the writer went on.
 """
 
 from __future__ import annotations
@@ -25,63 +25,47 @@ _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 
 
 class Framing(ABC):
-    """Cuts a stream of bytes into records, however it is chunked.
+    """Cuts a stream of bytes into records.
 
-    ``unread``: bytes at the end of what was fed that are forgotten and must be fed again, with what follows them.
-    ``bad``: wrong places met so far, each counted once however often it is read again. ``detail``: of the last one.
+    ``unread``: bytes at the end of what was fed that must be fed again, with what follows them. ``bad``: wrong places
+    met so far, each counted once however often it is read again. ``detail``: of the last one.
     """
 
     def __init__(self) -> None:
         self.unread = 0
         self.bad = 0
         self.detail = ""
-        self._position = 0  # of the first byte held, from the start of the file
-        self._held = b""
-        self._stale = 0  # bytes of what is being cut that were read in an earlier call
-        self._counted = self._doubted = -1
+        self._position = 0  # of the first unread byte, from the start of the file
+        self._counted = -1
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Records that ``data`` completes."""
-        self._stale = len(self._held)
-        data = self._held + data
-        self._held, self.unread = b"", 0
+        """Records that ``data`` completes, which begins where the bytes taken so far end."""
         records: list[bytes] = []
-        used, intact = self._cut(data, records)
+        used = self._cut(data, records)
         self._position += used
-        if intact:
-            self._held = data[used:]
-        else:
-            self.unread = len(data) - used
+        self.unread = len(data) - used
         return records
 
     @property
     def torn(self) -> bool:
         """Whether a record has begun and not ended."""
-        return bool(self._held)
+        return bool(self.unread)
 
     def end(self) -> None:
         """No more will come: a record without an end is wrong, which after a kill is ordinary."""
         if self.torn:
-            self._count(0, "")
+            self._wrong(0, "")
 
     @abstractmethod
-    def _cut(self, data: bytes, records: list[bytes]) -> tuple[int, bool]:
-        """Append whole records; how many bytes they take, and whether the rest is the intact start of one."""
+    def _cut(self, data: bytes, records: list[bytes]) -> int:
+        """Append whole records; how many bytes were taken."""
 
-    def _wrong(self, at: int, detail: str) -> bool:
-        """Whether a wrong place is so in the file itself, not only in bytes that were held since; counts it then."""
+    def _wrong(self, at: int, detail: str) -> None:
         position = self._position + at
-        if at < self._stale and position != self._doubted:
-            self._doubted = position
-            return False
-        self._count(at, f"byte {position}: {detail}")
-        return True
-
-    def _count(self, at: int, detail: str) -> None:
-        if self._position + at != self._counted:
-            self._counted = self._position + at
+        if position != self._counted:
+            self._counted = position
             self.bad += 1
-            self.detail = detail
+            self.detail = detail and f"byte {position}: {detail}"
 
 
 class TensorFlowFraming(Framing):
@@ -93,9 +77,9 @@ class TensorFlowFraming(Framing):
 
     @property
     def torn(self) -> bool:
-        return bool(self._held or self._skip)
+        return bool(self.unread or self._skip)
 
-    def _cut(self, data: bytes, records: list[bytes]) -> tuple[int, bool]:
+    def _cut(self, data: bytes, records: list[bytes]) -> int:
         size = len(data)
         at = min(self._skip, size)
         self._skip -= at
@@ -103,7 +87,7 @@ class TensorFlowFraming(Framing):
             length = record_length(data[at:at + 12])
             if length < 0:
                 self._wrong(at, "expected the length of a record and its checksum, got other bytes")
-                return at, False
+                break
             end = at + 16 + length
             if length > CHECKED_LIMIT:
                 records.append(b"")
@@ -115,11 +99,12 @@ class TensorFlowFraming(Framing):
             payload = data[at + 12:end - 4]
             if masked_crc32c(payload) == _UINT32.unpack_from(data, end - 4)[0]:
                 records.append(payload)
-            elif not (self._wrong(at, "a record's checksum does not match it") and size - end >= 12
-                      and record_length(data[end:end + 12]) >= 0):
-                return at, False
+            else:
+                self._wrong(at, "a record's checksum does not match it")
+                if size - end < 12 or record_length(data[end:end + 12]) < 0:
+                    break
             at = end
-        return at, True
+        return at
 
 
 class WandbFraming(Framing):
@@ -135,16 +120,16 @@ class WandbFraming(Framing):
 
     @property
     def torn(self) -> bool:
-        return bool(self._held or self._parts)
+        return bool(self.unread or self._parts)
 
-    def _cut(self, data: bytes, records: list[bytes]) -> tuple[int, bool]:
+    def _cut(self, data: bytes, records: list[bytes]) -> int:
         at, size = 0, len(data)
         if self._position == 0:
             if size < 7:
-                return 0, True
+                return 0
             if not data.startswith(WANDB_HEADER):
                 self._wrong(0, "expected the header of a W&B file, got other bytes")
-                return 0, False
+                return 0
             at = 7
         while True:
             left = self._left(at)
@@ -168,11 +153,12 @@ class WandbFraming(Framing):
             proved = [place for place in resume if self._whole(data, place)]
             # Zeros where a chunk begins are a page that is still to come, not damage.
             hole = not (checksum or length or kind)
-            if not self._wrong(at, "expected a chunk of a record, got other bytes") or hole or not proved:
-                return at, False
+            self._wrong(at, "expected a chunk of a record, got other bytes")
+            if hole or not proved:
+                break
             self._parts = None
             at = proved[0]
-        return at, True
+        return at
 
     def _left(self, at: int) -> int:
         return BLOCK - (self._position + at) % BLOCK
@@ -189,14 +175,14 @@ class WandbFraming(Framing):
     def _join(self, kind: int, chunk: bytes, at: int, records: list[bytes]) -> None:
         if kind in (_FULL, _FIRST):
             if self._parts is not None:
-                self._count(at, f"byte {self._position + at}: a record begins before the last one ended")
+                self._wrong(at, "a record begins before the last one ended")
             self._parts, self._size = [], 0
         if self._parts is None:  # the rest of a record whose start was wrong
             return
         self._parts.append(chunk)
         self._size += len(chunk)
         if self._size > RECORD_LIMIT:
-            self._count(at, f"byte {self._position + at}: expected at most {RECORD_LIMIT} bytes in a record, got more")
+            self._wrong(at, f"expected at most {RECORD_LIMIT} bytes in a record, got more")
             self._parts = None
         elif kind in (_FULL, _LAST):
             records.append(b"".join(self._parts))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import orjson
 
-from monitor.sources.records import Reject, Row
+from monitor.sources.records import RecordReader, Reject, Row
 
 LINE_LIMIT = 64 * 2**20
 """Longest line, in bytes. A row of a thousand keys has 50 kB; what is beyond this limit is no metrics row."""
@@ -147,11 +147,10 @@ class LineSplitter:
         self._held = bytearray()
 
 
-class RowReader:
+class RowReader(RecordReader):
     """Turns the bytes of one log into rows."""
 
     def __init__(self, reject: Reject, limit: int = LINE_LIMIT) -> None:
-        self.read = 0
         self._reject = reject
         self._limit = limit
         self._splitter = LineSplitter(limit)

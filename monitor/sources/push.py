@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from monitor.model import RawStep, RunEnded, RunPhase, RunStarted, RunState, SourceEvent
+from monitor.model import RawStep, RunConfig, RunEnded, RunPhase, RunStarted, RunState, SourceEvent
 from monitor.sources import SourceStats, clean_name
 
 REASONS = ("bad_step", "bad_data", "bad_body", "full")
@@ -143,7 +143,9 @@ class PushSource:
         request = self._request(body)
         if not isinstance(request.get("config"), Mapping):
             raise self._bad('expected "config": {...}, the resolved configuration')
-        self._sender(run, request)
+        run, project, sender = self._sender(run, request)
+        if sender is not None:
+            self._put(RunConfig(run, self._clock(), request["config"], project))
 
     def finish(self, run: str, body: object) -> None:
         """The run is over.

@@ -6,9 +6,10 @@ records are the same.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar
 
 from monitor.model import RunState
 
@@ -31,10 +32,12 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """The run's resolved configuration, nested as verl has it."""
+    """The run's resolved configuration, nested as verl has it, and what the run is called, where the log says so."""
 
     values: Mapping[str, object]
     run: str = ""
+    project: str = ""
+    experiment: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,16 +52,38 @@ class End:
 Record = Row | Config | End
 
 
-class RecordReader(Protocol):
+def config_of(values: Mapping[str, object], run: str = "") -> Config:
+    """A configuration of verl's, with the names that it gives its run."""
+    trainer = values.get("trainer")
+    names = trainer if isinstance(trainer, Mapping) else {}
+    project, experiment = names.get("project_name"), names.get("experiment_name")
+    return Config(values, run, project if isinstance(project, str) else "",
+                  experiment if isinstance(experiment, str) else "")
+
+
+class RecordReader(ABC):
     """Turns the bytes of one log into records.
 
-    ``read``: complete units (lines) so far that were not blank, whether or not they were of use.
+    ``read``: complete units (lines, rows) so far that were not blank, whether or not they were of use. ``unread``:
+    bytes at the end of what was fed that must be fed again, with what follows them: they are not whole, or wrong and
+    may still be put right.
     """
 
-    read: int
+    binary: ClassVar[bool] = False
+    """Whether zero bytes mean something."""
+    tells_end: ClassVar[bool] = False
+    """Whether a log of this kind that ends without an ``End`` is that of a run that was killed."""
+    read = 0
+    unread = 0
 
+    @abstractmethod
     def feed(self, data: bytes) -> Sequence[Record]:
         """Records that ``data`` completes."""
 
+    def idle(self) -> Sequence[Record]:
+        """What can be made of what came last, when nothing has come for some seconds."""
+        return ()
+
+    @abstractmethod
     def finish(self) -> Sequence[Record]:
         """What can be made of a last unit that never was completed, when the log is over."""

@@ -23,7 +23,7 @@ from monitor.sources.protobuf import (
     signed,
     text,
 )
-from monitor.sources.records import Record, Reject, Row
+from monitor.sources.records import Record, RecordReader, Reject, Row
 
 _LARGEST_STEP = 2**53  # as in verl's own log: floats hold every integer up to here
 _ROW_LIMIT = 10_000  # keys of a row, so that a step which never ends takes no memory
@@ -42,7 +42,7 @@ def looks_like_tensorboard(head: bytes) -> bool:
     return len(head) >= 12 and record_length(head[:12]) >= 0
 
 
-class TensorBoardReader:
+class TensorBoardReader(RecordReader):
     """Turns the bytes of one event file into rows.
 
     A step is over when the next begins, and nothing says so of the last: ``idle`` gives what has come of it. Its
@@ -54,7 +54,6 @@ class TensorBoardReader:
     binary: ClassVar[bool] = True
 
     def __init__(self, reject: Reject) -> None:
-        self.read = 0
         self._reject = reject
         self._framing = TensorFlowFraming()
         self._reported = 0
@@ -62,11 +61,6 @@ class TensorBoardReader:
         self._values: dict[str, object] = {}
         # A summary of one float is the same at every step up to its last four bytes: half the time is saved.
         self._tags: dict[bytes, str] = {}
-
-    @property
-    def unread(self) -> int:
-        """Bytes at the end of what was fed that must be fed again: they are wrong, and may still be put right."""
-        return self._framing.unread
 
     def feed(self, data: bytes) -> list[Record]:
         """Rows of the steps that ``data`` brings to an end."""
@@ -87,12 +81,13 @@ class TensorBoardReader:
         return rows
 
     def finish(self) -> list[Record]:
-        """The row of the latest step. A record cut short is counted and stays held, as in a text log."""
+        """The row of the latest step. A record cut short is counted; its rest may come all the same."""
         self._framing.end()
         self._report()
         return self.idle()
 
     def _report(self) -> None:
+        self.unread = self._framing.unread
         bad = self._framing.bad - self._reported
         if bad:
             self._reported += bad

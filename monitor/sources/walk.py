@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import os
+import re
 import stat
 from collections.abc import Callable, Iterator
 
@@ -11,6 +12,7 @@ Found = dict[str, tuple[bool, os.stat_result]]
 """Path -> is a symbolic link, status."""
 
 _WALK_DEPTH = 12
+_WANDB_RUN = re.compile(r"(?:offline-)?run-\d{8}_\d{6}-\w+")
 _PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip")
 
 
@@ -40,6 +42,9 @@ def walk(
             if not entry.name.startswith("."):
                 try:
                     if entry.is_dir():
+                        if _WANDB_RUN.fullmatch(os.path.basename(directory)) or (
+                                entry.name == "latest-run" and entry.is_symlink()):
+                            continue  # W&B's copy of the console, and a second way to a run's folder
                         status = entry.stat()
                         if depth < _WALK_DEPTH and (status.st_dev, status.st_ino) not in seen:
                             seen.add((status.st_dev, status.st_ino))

@@ -24,7 +24,7 @@ from monitor.sources.protobuf import (
     text,
     zigzag,
 )
-from monitor.sources.records import Config, End, Record, Reject, Row
+from monitor.sources.records import Config, End, Record, RecordReader, Reject, Row, config_of
 
 _LARGEST_STEP = 2**53
 
@@ -44,31 +44,24 @@ def looks_like_wandb(head: bytes) -> bool:
     return head.startswith(WANDB_HEADER)
 
 
-class WandbReader:
+class WandbReader(RecordReader):
     """Turns the bytes of one W&B file into records.
 
     W&B writes a step when the next begins, all its keys in one record, and brings its file up to date every 15 seconds
     (0.31, measured): a run is one row and that time behind, and a killed one lacks what was to come, and its end.
 
-    ``read`` counts rows, and records that could not be used: with none yet the run has only begun. ``project``
-    and ``name`` are what the run was given, as soon as they are known.
+    ``read`` counts rows, and records that could not be used: with none yet the run has only begun.
     """
 
     binary: ClassVar[bool] = True
+    tells_end: ClassVar[bool] = True
 
     def __init__(self, reject: Reject) -> None:
-        self.read = 0
-        self.project = ""
-        self.name = ""
+        self._project = self._name = ""
         self._reject = reject
         self._framing = WandbFraming()
         self._reported = 0
         self._config: dict[str, object] = {}
-
-    @property
-    def unread(self) -> int:
-        """Bytes at the end of what was fed that must be fed again: they are wrong, and may still be put right."""
-        return self._framing.unread
 
     def feed(self, data: bytes) -> list[Record]:
         """Records that ``data`` completes."""
@@ -91,17 +84,14 @@ class WandbReader:
         self._report()
         return records
 
-    def idle(self) -> list[Record]:
-        """Nothing: a row is one record."""
-        return []
-
     def finish(self) -> list[Record]:
-        """Nothing: a record cut short, which is ordinary after a kill, is counted and stays held."""
+        """Nothing: a record cut short, which is ordinary after a kill, is counted; its rest may come all the same."""
         self._framing.end()
         self._report()
         return []
 
     def _report(self) -> None:
+        self.unread = self._framing.unread
         bad = self._framing.bad - self._reported
         if bad:
             self._reported += bad
@@ -125,15 +115,19 @@ class WandbReader:
         return [Row(step, values)] if values else []
 
     def _run(self, run: bytes) -> list[Record]:
-        records: list[Record] = []
+        config = b""
         for mark, value in fields(run):
             if mark == _RUN_PROJECT:
-                self.project = text(value)
+                self._project = text(value)
             elif mark == _RUN_NAME:
-                self.name = text(value)
+                self._name = text(value)
             elif mark == _RUN_CONFIG:
-                records = self._configure(value)
-        return records
+                config = value
+        return self._configure(config) or [self._whole()]
+
+    def _whole(self) -> Config:
+        told = config_of(self._config)
+        return Config(self._config, "", self._project or told.project, self._name or told.experiment)
 
     def _configure(self, config: bytes) -> list[Record]:
         """The whole configuration, of which a record holds what is new."""
@@ -148,7 +142,7 @@ class WandbReader:
                 value = value["value"]  # as in the config.yaml beside the file, and in files of other releases
             self._config = _changed(self._config, path, value, mark == _REMOVE)
             changed = True
-        return [Config(self._config)] if changed else []
+        return [self._whole()] if changed else []
 
     def _item(self, data: bytes) -> tuple[list[str], object]:
         """The path and the value of an item of a history or a configuration."""

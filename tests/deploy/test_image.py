@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from monitor import cli
+from monitor.config import Config
 from tests.deploy import DOCKERFILE, address_of, get, instructions, running, sent_to_builder
 from tests.helpers import LAB, REPOSITORY, wait_for
 
@@ -152,9 +153,9 @@ def test_labels_say_what_the_package_says() -> None:
 
 def test_command_is_one_that_the_command_line_takes_on_the_exposed_port() -> None:
     arguments = cli._parser().parse_args(json.loads(only("CMD")))
-    port = int(cli.DEFAULT_LISTEN.rpartition(":")[2])
+    port = Config().listen.port
     assert arguments.listen == ("0.0.0.0", port)
-    assert arguments.source == [Path("/logs")]
+    assert arguments.source == ["/logs"]
     assert int(only("EXPOSE")) == port
     assert f"127.0.0.1:{port}/-/healthy" in only("HEALTHCHECK")
 

@@ -41,6 +41,10 @@ def test_check_takes_a_directory_of_mixed_files(tmp_path: Path, capsys: pytest.C
     assert main(["check", "--format", "json", str(tmp_path)]) == 2
     reports = {report["run"]: report["verdict"] for report in json.loads(capsys.readouterr().out)}
     assert reports == {"console": "critical", "file": "healthy"}
+    main(["check", str(tmp_path)])
+    out = capsys.readouterr().out
+    assert f"{tmp_path}/console.log: verl's console log (it has step lines" in out
+    assert f"{tmp_path}/file.jsonl: verl's file log (its lines are JSON)" in out
 
 
 def test_a_console_log_is_followed_live_beside_others(tmp_path: Path) -> None:
