@@ -29,6 +29,9 @@ TICK_SECONDS = 1.0
 BIND_AGAIN_SECONDS = 15.0
 STUCK_AFTER_SECONDS = 15.0
 MAX_REQUESTS = 8
+LINGER_SECONDS = 20.0
+"""Longest wait for a last scrape, which is to see that the run has ended: a target that is gone while its runs were
+active is a monitor that died. Prometheus scrapes every 15 seconds unless told otherwise."""
 SOURCE = "attach"
 
 
@@ -52,6 +55,8 @@ class Listen:
         self._phases: dict[str, tuple[str | None, float]] = {}
         self._now = self._ticked = clock()
         self._records = 0
+        self._scrapes: deque[float] = deque(maxlen=2)
+        self._scraped = threading.Event()
         self._server: _Server | None = None
 
     def put(self, event: Event) -> None:
@@ -68,12 +73,26 @@ class Listen:
                     self._thread.start()
 
     def flush(self, seconds: float) -> bool:
-        """Wait until the engine has judged everything."""
+        """Wait until the engine has judged everything; when all runs are over and somebody scrapes, until that was
+        seen as well."""
         if self._dropped or self._thread is None:
             return True
         self._drained.clear()
         self._wake.set()
-        return self._drained.wait(seconds)
+        judged = self._drained.wait(seconds)
+        if judged and all(recorder.over for recorder in self._recorders()):
+            self._linger()
+        return judged
+
+    def _linger(self) -> None:
+        scrapes = list(self._scrapes)
+        if len(scrapes) < 2:
+            return
+        every, last = scrapes[1] - scrapes[0], clock() - scrapes[1]
+        if every <= LINGER_SECONDS and last <= 2 * every + 1:
+            self._scraped.clear()
+            self._scraped.wait(min(LINGER_SECONDS, every + 1))
+        self._scrapes.clear()  # once is enough
 
     def drop(self) -> None:
         """After a fork, in the child. The server's socket is inherited, but nobody accepts on it."""
@@ -160,6 +179,10 @@ class Listen:
                         "do attempts to listen")
             threading.Event().wait(BIND_AGAIN_SECONDS)
 
+    def answered(self) -> None:
+        """A scrape has been answered."""
+        self._scraped.set()
+
     def page(self, path: str, accept: str) -> tuple[int, str, bytes]:
         """Status, content type and body of what is asked for."""
         if path == "/-/healthy":
@@ -182,6 +205,7 @@ class Listen:
                                 lag_bytes=0, rejected=lost)
             view = MonitorView(heartbeat_seconds=self._ticked, sources=[source])
             body, kind = self._renderer.page(self._engine.snapshot(), view, accept)
+            self._scrapes.append(clock())
             return 200, kind, body
 
 
@@ -227,8 +251,9 @@ class _Handler(BaseHTTPRequestHandler):
     server: _Server
 
     def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
         try:
-            status, kind, body = self.server.target.page(self.path.partition("?")[0], self.headers.get("Accept", ""))
+            status, kind, body = self.server.target.page(path, self.headers.get("Accept", ""))
         except Exception as error:  # noqa: BLE001 - an answer is better than a closed connection
             fault("answering a scrape", error)
             status, kind, body = 500, "text/plain", b"error\n"
@@ -237,6 +262,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
+        if path == "/metrics":
+            self.server.target.answered()
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
         """Silent: stderr is the trainer's."""

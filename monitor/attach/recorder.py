@@ -12,9 +12,9 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from monitor.attach.rows import counts, plain, snapshot, step_number
+from monitor.attach.rows import Snapshots, counts, plain, step_number
 from monitor.attach.settings import Settings, clock, fault, read, say
 
 FLUSH_SECONDS = 2.0
@@ -32,8 +32,7 @@ class Identity:
     incarnation: str
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(NamedTuple):
     """What happened to a run. ``kind``: ``config`` (always the first), ``steps`` or ``finish``; ``when``: Unix seconds;
     ``seq``: the row's number within its incarnation, since a trainer may log a step in several rows."""
 
@@ -67,6 +66,7 @@ class Recorder:
         self.over = False
         self._targets = targets
         self._rows = 0
+        self._snapshots = Snapshots()
         self._settled = False
 
     def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
@@ -77,7 +77,8 @@ class Recorder:
         if not self._targets:
             return
         try:
-            event = Event(self.who, "steps", clock(), snapshot(data), step_number(step), self._rows)
+            event = Event(self.who, "steps", clock(), self._snapshots.take(data),
+                          step if type(step) is int else step_number(step), self._rows)
             self._rows += 1
             for target in self._targets:
                 target.put(event)

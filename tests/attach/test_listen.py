@@ -167,3 +167,45 @@ def test_an_engine_that_fails_is_told_once(port: int, monkeypatch: pytest.Monkey
     assert wait_for(lambda: rows.counts["error"] >= 5)
     assert wait_for(lambda: get(port, "/metrics")[0] == 200)
     assert len(re.findall("RuntimeError", capfd.readouterr().err)) == 1
+
+
+@pytest.mark.parametrize("every", [0.3, None])
+def test_the_end_waits_for_a_last_scrape_where_there_are_scrapes(port: int, every: float | None) -> None:
+    run = attach(experiment="run", listen=f"127.0.0.1:{port}")
+    run.log({"actor/pg_loss": 1.0}, 1)
+    assert wait_for(lambda: get(port, "/-/healthy")[0] == 200)
+    over = threading.Event()
+    seen: list[float] = []
+
+    def scrape() -> None:
+        while not over.wait(every):
+            seen.append(samples(port)["verl_run_state{run=run,state=finished}"])
+
+    thread = threading.Thread(target=scrape if every else lambda: None)
+    thread.start()
+    assert wait_for(lambda: len(seen) >= 3 or not every)
+    before = clock()
+    run.finish(0)
+    took = clock() - before
+    ended = list(seen)
+    assert took < (2.0 if every else 0.5)
+    run.finish(0)
+    recorder.process._exit()
+    assert clock() - before - took < 0.5, "once is enough"
+    over.set()
+    thread.join()
+    # The scrape that finish() waited for has answered, and may not be noted yet.
+    assert not every or 1.0 in [*ended, *seen[len(ended):len(ended) + 1]]
+
+
+def test_a_scraper_that_has_gone_is_not_waited_for(port: int) -> None:
+    run = attach(experiment="run", listen=f"127.0.0.1:{port}")
+    run.log({"actor/pg_loss": 1.0}, 1)
+    assert wait_for(lambda: get(port, "/metrics")[0] == 200)
+    get(port, "/metrics")
+    target = next(iter(recorder.process.targets.values()))
+    assert isinstance(target, listen.Listen)
+    target._scrapes.extend([clock() - 40.0, clock() - 30.0])
+    before = clock()
+    run.finish(0)
+    assert clock() - before < 0.5

@@ -22,7 +22,11 @@ from hypothesis import strategies as st
 from monitor.attach import attach
 from monitor.attach.client import safe
 from monitor.attach.recorder import Event, Identity, Recorder
-from monitor.attach.rows import counts, plain, settled, snapshot, step_number
+from monitor.attach.rows import Snapshots, counts, plain, settled, step_number
+
+
+def snapshot(data: Any) -> dict[str, Any]:
+    return Snapshots().take(data)
 
 
 class Hostile:
@@ -203,3 +207,15 @@ def test_cost_of_a_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
         sys.stdout.write(f"\nlog() of 120 keys: {logging * 1e6:.1f} µs; json.dumps and write: {writing * 1e6:.1f} µs; "
                          f"ratio {logging / writing:.2f}\n")
     assert logging < 0.4 * writing
+
+
+def test_rows_that_were_plain_for_long_are_still_sorted_out() -> None:
+    snapshots = Snapshots()
+    for step in range(100):
+        odd = {"b": Hostile() if step == 50 else [1.0] if step > 80 else np.float64(2.0)}
+        row = settled(snapshots.take({"a": 1.0, **odd}))
+        assert row == ({"a": 1.0, "b": 2.0} if "b" in row else {"a": 1.0})
+        assert ("b" in row) is (step != 50 and step <= 80)
+    assert counts["value"] == 20
+    # What is no number is let go as soon as it is looked at again.
+    assert snapshots.take({"a": 1.0, "b": Hostile()}) == {"a": 1.0}

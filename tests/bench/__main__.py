@@ -1,4 +1,4 @@
-"""`make bench`: cost per step, cost per scrape, memory of a run. Compare ratios; times are of this machine."""
+"""`make bench`: cost per step, per scrape, per attached log() and of each source. Compare ratios, not times."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from monitor.detectors import DETECTORS
 from monitor.engine import Engine, EngineSettings, Snapshot
 from monitor.exporter import MonitorView, Renderer
 from monitor.model import RawStep
+from tests.bench.sources import attached, sources
 from tests.helpers import LAB, rows
 
 DATA = [data for _, data in rows(LAB / "ppo-healthy.jsonl")][1:]
@@ -117,3 +118,5 @@ if __name__ == "__main__":
     per_step()
     scrape()
     memory()
+    attached()
+    sources()
