@@ -6,8 +6,10 @@ from typing import Any
 
 import orjson
 
-from monitor.model import Incident, Severity, Status
+from monitor.catalog import metric_of, verl_keys
+from monitor.model import Incident, Severity, Status, Verdict
 from monitor.run import DetectorView, RunView
+from monitor.units import quantity
 
 
 def dumps(value: object, *, indent: bool = False) -> bytes:
@@ -49,7 +51,7 @@ def detector_detail(item: DetectorView) -> dict[str, Any]:
     return {
         "detector": item.spec.id, "title": item.spec.title,
         "severity": item.severity.value if item.severity else None,
-        "status": verdict.status.name.lower(), "score": verdict.score, "reason": verdict.reason,
+        "status": verdict.status.name.lower(), "score": verdict.score, "reason": verdict.reason or _calm(verdict),
         "since_step": verdict.since_step if verdict.status >= Status.WARNING else None,
         "signal": verdict.signal or None, "value": verdict.value, "threshold": verdict.threshold,
         "evidence": dict(verdict.evidence), "suppressed_by": item.suppressed_by or None,
@@ -57,6 +59,15 @@ def detector_detail(item: DetectorView) -> dict[str, Any]:
         "runbook": f"/runbooks/{item.spec.alert}",
         "actions": list(item.spec.actions) if item.severity else [],
     }
+
+
+def _calm(verdict: Verdict) -> str:
+    """What a verdict without a reason says: the level of its signal, and the limit of that."""
+    if not verdict.signal:
+        return "Nothing found."
+    unit = metric_of(verdict.signal).unit
+    limit = f", limit {quantity(verdict.threshold, unit)}" if verdict.threshold == verdict.threshold else ""
+    return f"{verl_keys(verdict.signal)[0]} is {quantity(verdict.value, unit)}{limit}."
 
 
 def incident_detail(incident: Incident) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import os
 import sys
@@ -11,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from monitor import __version__, api
+from monitor import __version__, api, evaluate
 from monitor.clock import steady_clock
 from monitor.config import (
     ADDRESS,
@@ -94,6 +95,17 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--config", metavar="FILE", help="names and detectors of runs as a service with this file has")
     check.add_argument("--format", choices=["text", "json"], default="text")
     check.set_defaults(call=_check, log_level="WARNING")
+
+    measure = commands.add_parser("evaluate", help="measure the detectors on labelled runs", epilog=(
+        "Exit status: 0 measured and within the budget, 1 over it, 3 something could not be read."))
+    measure.add_argument("corpus", type=Path, metavar="CORPUS", help="a directory with labels.json and recorded runs")
+    measure.add_argument("--format", choices=["text", "json"], default="text")
+    measure.add_argument("--budget", type=Path, metavar="FILE",
+                         help='greatest allowed figures as JSON, such as {"missed": 0, "false_critical": 0}')
+    measure.add_argument("--jobs", type=_kind(COUNT), default=os.cpu_count() or 1, metavar="N",
+                         help="processes (one for each core)")
+    measure.add_argument("--ray", metavar="ADDRESS", help="a Ray cluster in their place; local starts Ray here")
+    measure.set_defaults(call=_evaluate, log_level="WARNING")
 
     demo = commands.add_parser("demo", help="recorded runs, healthy and failing, through the whole service")
     _listen_option(demo)
@@ -203,6 +215,25 @@ def _report_lines(view: RunView) -> list[str]:
             shown = ", ".join(item.missing[:3]) + more
             lines.append(f"  blind     {item.spec.id}: not logged: {shown}")
     return lines
+
+
+def _evaluate(arguments: argparse.Namespace) -> int:
+    try:
+        budget = json.loads(arguments.budget.read_text("utf-8")) if arguments.budget else {}
+        labels, errors = evaluate.read_labels(arguments.corpus)
+        figures = evaluate.evaluate(labels, evaluate.runner(arguments.jobs, arguments.ray))
+        exceeded = evaluate.over_budget(figures, budget)
+    except (OSError, ValueError, AttributeError, UnreadableError) as error:
+        print(f"verl-monitor: {error}", file=sys.stderr)
+        return EXIT_UNREADABLE
+    if arguments.format == "json":
+        sys.stdout.write(api.dumps(figures | {"over_budget": exceeded}, indent=True).decode() + "\n")
+    else:
+        print("\n".join([*evaluate.text_of(figures), *(f"OVER BUDGET {line}" for line in exceeded)]))
+    errors += figures["errors"]
+    for message in errors:
+        print(f"verl-monitor: {message}", file=sys.stderr)
+    return EXIT_UNREADABLE if errors else EXIT_WARNING if exceeded else EXIT_HEALTHY
 
 
 def _demo(arguments: argparse.Namespace) -> int:

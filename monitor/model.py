@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum, IntEnum
+from typing import NamedTuple
 
 NAN = math.nan
 
@@ -80,11 +81,14 @@ class Severity(str, Enum):
         return Status.CRITICAL if self is Severity.CRITICAL else Status.WARNING
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+_NOTHING: Mapping[str, float] = {}
+
+
+class Verdict(NamedTuple):  # a tenth of the cost of a frozen dataclass, of which each step would make a dozen
     """A detector's judgement after one observation.
 
-    ``score``: 1.0 at the warning threshold, above it worse. ``reason``: one sentence with numbers and units.
+    ``score``: 1.0 at the warning threshold, above it worse. ``reason``: one sentence with numbers and units; a verdict
+    that finds nothing may do without, since its value and threshold say it.
     ``signal``: the catalogue series that decided; ``value`` and ``threshold``: its level and its limit, in the
     series' unit (NaN when there is none). ``since_step``: first step at which it was visible.
     ``hard``: certain at once, needs no confirmation (a loss that is not a number).
@@ -93,7 +97,7 @@ class Verdict:
     status: Status
     score: float = 0.0
     reason: str = ""
-    evidence: Mapping[str, float] = field(default_factory=dict)
+    evidence: Mapping[str, float] = _NOTHING
     since_step: int | None = None
     signal: str = ""
     value: float = NAN

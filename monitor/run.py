@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import TypeVar
 
 from monitor.catalog import HAS_CRITIC_SERIES, TRAINING_SERIES, verl_keys
 from monitor.detectors import Detector
@@ -25,6 +26,7 @@ from monitor.model import (
 from monitor.verl_config import Value, algorithm_of, flatten
 
 log = logging.getLogger("monitor.run")
+_T = TypeVar("_T")
 
 BLIND_AFTER_ROWS = 5
 BLIND_AGAIN_ROWS = 50
@@ -184,6 +186,8 @@ class Run:
     def configure(self, values: Mapping[str, object]) -> None:
         """It has this configuration, nested as verl has it."""
         self._config = flatten(values)
+        for watch in self._watches:
+            self._guard(watch, partial(watch.detector.configured, self._config))
 
     def observe(self, observation: Observation, origin: Origin = NOWHERE) -> None:
         """Take in a row and judge it.
@@ -275,7 +279,7 @@ class Run:
 
     # --- judging
 
-    def _guard(self, watch: Watch, call: Callable[[], Verdict | None]) -> Verdict | None:
+    def _guard(self, watch: Watch, call: Callable[[], _T]) -> _T | None:
         """Call a detector; what it raises is counted and stays with it."""
         if watch.broken:
             return None

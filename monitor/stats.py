@@ -72,3 +72,60 @@ class Baseline:
     def median(self) -> float:
         """Median, nearest rank; NaN while empty."""
         return self.quantile(0.5)
+
+
+class Track:
+    """A series' level now beside what was normal for it before.
+
+    The level is the median of the last ``recent`` values, so a single value moves it little. A value becomes part of
+    the normal ones when ``recent`` later ones have come, and only while the caller calls the time normal: a fault that
+    is suspected cannot become the new normal. Values that are not finite are left out.
+    """
+
+    __slots__ = ("_base", "_recent", "_suspect", "first", "high", "level", "low", "seen", "usual")
+
+    def __init__(self, recent: int = 5, memory: int = 100, warm: int = 10) -> None:
+        self._recent: deque[float] = deque(maxlen=recent)
+        self._base = Baseline(memory)
+        self._suspect = warm
+        self.seen = 0
+        """Finite values so far."""
+        self.level = NAN
+        """Median of the latest values; NaN until there are ``recent``."""
+        self.usual = NAN
+        """Median of the normal values; NaN until there are ``warm``."""
+        self.first = NAN
+        """``usual`` when it was first known: the run's beginning. It stays."""
+        self.low = self.high = NAN
+        """Least and greatest level so far, from ``first`` on."""
+
+    def add(self, value: float, *, normal: bool = True) -> None:
+        """Take in a value; ``normal``: nothing was suspicious before it."""
+        if not -math.inf < value < math.inf:
+            return
+        self.seen += 1
+        recent = self._recent
+        if len(recent) == recent.maxlen:
+            known = self.usual == self.usual
+            self._base.offer(recent[0], normal=normal or not known)
+            if known or len(self._base) >= self._suspect:
+                self.usual = self._base.median()
+                if not known:
+                    self.first = self.low = self.high = self.usual
+        recent.append(value)
+        if len(recent) == recent.maxlen:
+            self.level = sorted(recent)[len(recent) // 2]
+            if self.first == self.first:
+                self.low, self.high = min(self.low, self.level), max(self.high, self.level)
+
+    @property
+    def spread(self) -> float:
+        """Robust standard deviation of the normal values, trend and all; NaN until ``usual`` is known."""
+        if self.usual != self.usual:
+            return NAN
+        return (self._base.quantile(0.84) - self._base.quantile(0.16)) / 2
+
+    @property
+    def latest(self) -> tuple[float, ...]:
+        """The latest values, oldest first."""
+        return tuple(self._recent)

@@ -10,13 +10,14 @@ import pytest
 
 from tests.helpers import REPOSITORY
 
-ORDER = ("__init__", "units", "model", "catalog", "stats", "hysteresis", "detectors", "verl_config", "run", "engine",
-         "sources", "config", "clock", "replay", "exporter", "api", "attach", "service", "serve", "demo", "cli")
+ORDER = ("__init__", "units", "model", "catalog", "stats", "hysteresis", "verl_config", "detectors", "run", "engine",
+         "sources", "config", "clock", "replay", "evaluate", "exporter",
+         "api", "attach", "service", "serve", "demo", "cli")
 """Modules of the package; each imports only from those before it."""
 
 ONLY_IN = {"fastapi": {"service"}, "uvicorn": {"serve"}, "jinja2": {"service"}, "yaml": {"config"},
            "prometheus_client": {"exporter", "sources"},
-           "ray": {"probes"}, "torch": set(), "numpy": set()}
+           "ray": {"probes", "evaluate"}, "torch": set(), "numpy": set()}
 
 
 def _imports(path: Path) -> set[str]:
@@ -71,7 +72,7 @@ def test_readme_shows_commands_that_exist() -> None:
     from monitor.cli import _parser
 
     commands = set(re.findall(r"verl-monitor (serve|check|config|demo|evaluate|preflight|compare)\b", text))
-    assert commands == {"serve", "check", "config", "demo"}
+    assert commands == {"serve", "check", "config", "demo", "evaluate"}
     assert all(command in _parser().format_help() for command in commands)
 
 

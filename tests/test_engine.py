@@ -162,7 +162,7 @@ def test_a_detector_that_raises_stops_nobody(caplog: pytest.LogCaptureFixture) -
     assert snapshot.costs["non_finite"][0] == BROKEN_AFTER_ERRORS
     assert _detector(_run(engine), "non_finite").broken
     assert _detector(_run(engine), "non_finite").missing
-    assert _detector(_run(engine), "kl_runaway").verdict.reason
+    assert _detector(_run(engine), "kl_runaway").verdict.signal
     assert len(caplog.records) == 2, "told once when it begins and once when it is taken out"
 
 

@@ -98,11 +98,14 @@ class AdvantageExplosion(Detector):
         """Judge the magnitudes that the row holds."""
         judged: list[_Group] = []
         floor = 0.0
+        values = observation.values
         for name, group in self._groups.items():
-            size, series = NAN, ""
+            size, series = -1.0, ""
             for candidate in _GROUPS[name]:
-                value = abs(observation.values.get(candidate, NAN))
-                if value == value and not size >= value:
+                value = values.get(candidate, NAN)
+                if value < 0.0:
+                    value = -value
+                if value > size:
                     size, series = value, candidate
             if not series:
                 continue
@@ -141,11 +144,15 @@ class _Group:
         # Zero is a batch without signal, not a scale.
         self._baseline.offer(size, normal=size > 0.0 and ratio < self._s.ratio_suspect)
         self._recent.append((step, ratio, size))
+        self.score = min(0.99, ratio / self._s.ratio_warning)
+        self._series, self._usual = series, usual
+        if ratio < self._s.ratio_suspect and self._since is None:
+            self.status = Status.OK if known else Status.WARMING
+            return
         if ratio >= self._s.ratio_suspect:
             self._since = step if self._since is None else min(self._since, step)
         elif all(r < self._s.ratio_suspect for _, r, _ in self._recent):
             self._since = None
-        self._series, self._usual = series, usual
         warning = sum(r >= self._s.ratio_warning for _, r, _ in self._recent)
         critical = sum(r >= self._s.ratio_critical for _, r, _ in self._recent)
         if warning >= self._s.count:
@@ -153,18 +160,17 @@ class _Group:
             self.score = max(r for _, r, _ in self._recent) / self._s.ratio_warning
         else:
             self.status = Status.OK if known else Status.WARMING
-            self.score = min(0.99, ratio / self._s.ratio_warning)
 
     def verdict(self, *, bounded: bool) -> Verdict:
         """The last step's verdict; ``bounded``: the policy's update is, so it is a warning at most."""
         step, _, size = self._recent[-1]
-        word, usual = self._series.split("/", 1)[0], self._usual
+        usual = self._usual
         limit = usual * self._s.ratio_warning
         if self.status < Status.WARNING:
             return Verdict(
                 self.status, score=self.score, signal=self._series, value=size,
-                threshold=limit if self.status is Status.OK else NAN,
-                reason=f"Largest {word} of the batch is {quantity(size)}, usual {quantity(usual)}.")
+                threshold=limit if self.status is Status.OK else NAN)
+        word = self._series.split("/", 1)[0]
         worst = self.score * self._s.ratio_warning
         peak = max(s for _, _, s in self._recent)
         since = self._since if self._since is not None else step

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from monitor.model import DetectorSpec, Observation, Verdict
+from monitor.verl_config import Value
 
 
 def setting(default: float, unit: str, help: str) -> Any:  # noqa: A002 - the field's own word
@@ -42,6 +44,9 @@ class Detector(ABC):
 
     def entered(self, phase: str, time_seconds: float) -> None:  # noqa: B027 - most detectors have nothing to do
         """The run entered a stage of its step; empty: it left one."""
+
+    def configured(self, config: Mapping[str, Value]) -> None:  # noqa: B027 - most detectors have nothing to do
+        """The run's resolved configuration became known: verl's keys with dots between levels, and their values."""
 
     def restarted(self, time_seconds: float) -> None:  # noqa: B027 - most detectors have nothing to do
         """The run's log was begun (again) at this time. Baselines stay: a resumed run is still the same run."""

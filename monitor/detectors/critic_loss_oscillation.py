@@ -129,7 +129,8 @@ class CriticLossOscillation(Detector):
                               self._s.swing_decades_noisy)
         self._levels.append(level)
         self._zigzag(self._seen, observation.step, level)
-        turns = [t for t in self._turns if t[0] > self._seen - self._s.window_steps and t[3] >= self._swing]
+        turns = [t for t in self._turns if t[0] > self._seen - self._s.window_steps and t[3] >= self._swing] \
+            if self._turns else []
         noisy = self._swing >= self._s.swing_decades_noisy
         if len(turns) >= (self._s.turns_noisy if noisy else self._s.turns):
             finding = self._finding(turns, values.get(EXPLAINED, NAN))
@@ -137,10 +138,7 @@ class CriticLossOscillation(Detector):
                 return finding
         return Verdict(
             Status.OK if self._seen >= self._s.turns + 2 else Status.WARMING,
-            score=min(0.99, len(turns) / self._s.turns), signal=LOSS, value=loss,
-            threshold=self._threshold(),
-            reason=f"Value loss is {quantity(loss)}; {len(turns)} turn(s) by a decade or more in the last "
-                   f"{self._s.window_steps:.0f} steps.")
+            score=min(0.99, len(turns) / self._s.turns), signal=LOSS, value=loss, threshold=self._threshold())
 
     def _zigzag(self, index: int, step: int, level: float) -> None:
         here = (index, step, level)
@@ -161,7 +159,7 @@ class CriticLossOscillation(Detector):
 
     def _threshold(self) -> float:
         """Loss one counting swing above the lowest of the window: where a turn would begin to count."""
-        return _power(min(self._levels) + self._swing)
+        return float(10 ** min(min(self._levels) + self._swing, 308.0))
 
     def _finding(self, turns: list[tuple[int, int, float, float]], explained: float) -> Verdict | None:
         levels = [t[2] for t in turns]

@@ -164,8 +164,6 @@ class KlRunaway(Detector):
             return worst
         return Verdict(
             Status.OK if len(history) >= _LOOKBACK[0] + _SMOOTH else Status.WARMING, score=min(0.99, now / limit),
-            reason=f"KL to the reference is {quantity(now, Unit.NATS)}; growth is judged from "
-                   f"{quantity(limit, Unit.NATS)} on.",
             signal=REFERENCE, value=now, threshold=limit, evidence={"kl_reference": now})
 
     def _judge_absolute(self, step: int, now: float) -> Verdict | None:
@@ -268,6 +266,7 @@ class _StepKl:
         self._s = settings
         self._recent: deque[tuple[int, float, bool]] = deque(maxlen=10)
         self._baseline = Baseline(100)
+        self._quiet = 0  # steps since a large one
         self._usual, self._limit, self._count = NAN, settings.step_limit_nats, 0
         self.status, self.score = Status.WARMING, 0.0
 
@@ -280,8 +279,11 @@ class _StepKl:
         relative = self._s.step_baseline_factor * self._usual if known else 0.0
         self._limit = min(max(self._s.step_limit_nats, relative), self._s.step_ceiling_nats)
         if size == size:
-            self._recent.append((step, size, size > self._limit))
-            self._count = sum(large for _, _, large in self._recent)
+            large = size > self._limit
+            self._recent.append((step, size, large))
+            self._quiet = 0 if large else self._quiet + 1
+            # After ten steps that were not large there is none left to count.
+            self._count = 0 if self._quiet >= 10 else sum(large for _, _, large in self._recent)
             # Frozen while any recent step is suspect: a slow fault must not become the new normal.
             self._baseline.offer(size, normal=not known or not self._count)
         if known and self._count >= self._s.step_count_warning:
@@ -293,14 +295,11 @@ class _StepKl:
 
     def verdict(self) -> Verdict:
         """Verdict on the last step."""
-        what = "KL of single updates" if self.series == UPDATE else "KL of trainer to rollout engine"
         latest = self._recent[-1][1] if self._recent else NAN
-        limit = quantity(self._limit, Unit.NATS)
         if self.status < Status.WARNING:
-            return Verdict(
-                self.status, score=self.score, signal=self.series, value=latest, threshold=self._limit,
-                reason=f"{what} is {quantity(latest, Unit.NATS)}; above {limit} in {self._count} of the last "
-                       f"{len(self._recent)} steps.")
+            return Verdict(self.status, score=self.score, signal=self.series, value=latest, threshold=self._limit)
+        what = "KL of single updates" if self.series == UPDATE else "KL of trainer to rollout engine"
+        limit = quantity(self._limit, Unit.NATS)
         large = [(step, size) for step, size, is_large in self._recent if is_large]
         since, worst = large[0][0], max(size for _, size in large)
         return Verdict(

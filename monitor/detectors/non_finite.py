@@ -58,6 +58,9 @@ SPEC = DetectorSpec(
 )
 
 
+_FINITE = Verdict(Status.OK, reason="Every loss, gradient norm, KL and value is a finite number.")
+
+
 class NonFiniteDetector(Detector):
     """Critical at the very step at which a metric that must be a number is none; no warm-up, no confirmation.
 
@@ -84,9 +87,14 @@ class NonFiniteDetector(Detector):
 
     def update(self, observation: Observation) -> Verdict | None:
         """Judge every series of the row; those of the catalogue are few, so the state is bounded."""
+        values = observation.values
+        total = sum(values.values())
+        if total == total and values and not self._since:  # one NaN makes the sum one: nothing to look for
+            self._suspect_steps = 0
+            return _FINITE
         judged = False
         suspect_now = False
-        for series, value in observation.values.items():
+        for series, value in values.items():
             if value == value:
                 judged = True
                 if self._since:
@@ -101,7 +109,7 @@ class NonFiniteDetector(Detector):
             return None
         self._suspect_steps = self._suspect_steps + 1 if suspect_now else 0
         if not self._since:
-            return Verdict(Status.OK, reason="Every loss, gradient norm, KL and value is a finite number.")
+            return _FINITE
         return self._finding(observation.step)
 
     def _finding(self, step: int) -> Verdict:

@@ -139,7 +139,6 @@ class RolloutStall(Detector):
         allowed = self.allowed_seconds()
         return Verdict(
             Status.OK if len(self._durations) else Status.WARMING, signal=STEP, value=0.0, threshold=allowed,
-            reason=f"Step {observation.step} arrived; {quantity(allowed, Unit.SECONDS)} of silence are allowed.",
             evidence={"expected_step_seconds": self.expected_seconds()})
 
     def _learn(self, reported: float, gap: float) -> None:
