@@ -22,6 +22,7 @@ lint: $(VENV)/.dev
 
 # Rules, runbooks and dashboards are made from the detector specs and committed; the tests compare.
 generate: $(VENV)/.dev
+	$(BIN)/python -m alerts.pictures
 	$(BIN)/python -m alerts.render
 	$(BIN)/python -m dashboards.build
 

@@ -11,6 +11,8 @@ from alerts.monitor_warnings import WARNINGS
 
 ACTIVE = 'state=~"starting|running|stalled"'
 _RUNS = f'verl_monitor_runs{{job="verl-monitor",{ACTIVE}}}'
+_TRAINER = 'verl_monitor_source_up{job="verl-monitor",source="attach"}'
+"""Only a trainer that serves for itself (VERL_MONITOR_LISTEN) has this source."""
 _HERE = "{{ with $labels.instance }} {{ . }}{{ end }}"
 
 DOWN = MonitorAlert(
@@ -18,12 +20,19 @@ DOWN = MonitorAlert(
     title="Monitor down",
     # Two halves: a target that fails to answer has up == 0, one that vanished has no up at all. Both are silent when
     # the last word was that no run was active: a monitor that ends together with its run is no failure. A target that
-    # is still configured is given an hour for that; one that was taken away a day, since somebody took it away.
+    # is still configured is given an hour for that; one that was taken away a day, since somebody took it away. A
+    # trainer that serves for itself is no service that should come back: it is given a week.
     rules=(("critical", f"""
 (
   max by (job, instance) (up{{job="verl-monitor"}}) == 0
   unless on (job, instance)
   sum by (job, instance) (last_over_time({_RUNS}[1h])) == 0
+  unless on (job, instance)
+  (
+    sum by (job, instance) (last_over_time({_RUNS}[7d])) == 0
+    and on (job, instance)
+    last_over_time({_TRAINER}[7d])
+  )
 )
 or
 (
@@ -53,8 +62,9 @@ or
         "until then judge the runs by hand: verl-monitor check PATH",
         "if this page does not open, it is docs/runbooks/VerlMonitorDown.md in the repository",
     ),
-    misses="One of several monitors that vanishes from the configuration while others stay; and for an hour, a monitor "
-           "that died while no run was active. Where monitors come and go with their runs, a day without any run looks "
+    misses="One of several monitors that vanishes from the configuration while others stay; for an hour, a monitor "
+           "that died while no run was active; and for a week after the end of a trainer that served for itself, that "
+           "the next one at its address cannot be reached. Where monitors come and go with their runs, a day without any run looks "
            "like a monitor that was never there: route alertname=\"VerlMonitorDown\", instance=\"\" to the receiver "
            "null in alertmanager.yml.",
 )

@@ -25,6 +25,7 @@ def _runs(state: str) -> str:
     return f'verl_monitor_runs{{{_HERE},state="{state}"}}'
 
 
+_ATTACH = f'verl_monitor_source_up{{{_HERE},source="attach"}}'
 _M = (("job", "verl-monitor"), ("instance", "m:9560"))
 _L = (*_M, ("source", "logs"))
 _Fires = tuple[str, tuple[tuple[str, str], ...]]  # severity, labels
@@ -56,6 +57,19 @@ CASES: dict[str, tuple[Case, ...]] = {
              (("5m", None), ("10m", None), ("50m", None), ("80m", None))),
         Case("its run finished, then it ends and its target stays: told an hour later", {_UP: "1x24 0x400", **_ENDED},
              (("10m", None), ("1h", None), ("70m", _DOWN))),
+        Case("a trainer serves for itself, its run finished, then it ends and its target stays",
+             {_UP: "1x24 0x500", _ATTACH: "1x24 stale", **_ENDED},
+             (("10m", None), ("70m", None), ("2h", None))),
+        Case("a trainer serves for itself and dies in the midst of its run",
+             {_UP: "1x24 0x400", _ATTACH: "1x24 stale", _runs("running"): "1x24 stale"},
+             (("6m", None), ("10m", _DOWN), ("90m", _DOWN))),
+        Case("a trainer that has ended is followed at its address by one that dies",
+             {_UP: "1x24 0x8 1x24 0x40", _ATTACH: "1x24 stale _x7 1x24 stale",
+              _runs("running"): "1x20 0x3 stale _x7 1x24 stale"}, (("13m", None), ("18m", _DOWN))),
+        Case("a trainer has ended, a monitor beside it stops to answer",
+             {_UP: "1x24 0x60", 'up{job="verl-monitor",instance="trainer"}': "1x24 0x60",
+              _ATTACH.replace("m:9560", "trainer"): "1x24 stale", _runs("running"): "1x24 stale",
+              _runs("running").replace("m:9560", "trainer"): "0x24 stale"}, (("10m", _DOWN),)),
         Case("no run is active and it answers", {_UP: "1x60", _runs("running"): "0x60"}, (("10m", None),)),
         Case("scrapes fail for 90 s (case 56)", {_UP: "1x10 0x5 1x10 0x5 1x30", _runs("running"): "1x60"},
              (("4m", None), ("8m", None), ("12m", None))),

@@ -12,6 +12,7 @@ from alerts.findings import LEVELS, capital, numbered
 from alerts.monitor_alert import MonitorAlert
 from alerts.monitor_alerts import MONITOR_ALERTS
 from alerts.options import DEFAULTS
+from alerts.pictures import RECORDINGS
 from alerts.yaml_text import MARK
 from monitor.catalog import label_map, metric_of, verl_keys
 from monitor.detectors import DETECTORS, Detector
@@ -48,7 +49,7 @@ def finding_page(detector: type[Detector]) -> str:
     """The page of a detector's alert."""
     spec = detector.spec
     return _page(spec.alert, (
-        ("Meaning", f"{spec.title}: {spec.meaning}"),
+        ("Meaning", f"{spec.title}: {spec.meaning}{_picture(spec)}"),
         ("Impact", spec.impact),
         ("Diagnosis", f"{numbered(spec.diagnosis)}\n\n{_queries(spec)}"),
         ("Mitigation", numbered(spec.actions)),
@@ -56,8 +57,24 @@ def finding_page(detector: type[Detector]) -> str:
         ("When it fires", _when(spec)),
         ("Thresholds", _thresholds(detector)),
         ("Source of the thresholds", spec.source),
+        ("How to tune it", _tuning(detector)),
         ("What it needs", _needs(spec)),
     )) + f"\nDetector `{spec.id}`, `{detector.__module__.replace('.', '/')}.py`; guide section {spec.guide}.\n"
+
+
+def _picture(spec: DetectorSpec) -> str:
+    if spec.id not in RECORDINGS:
+        return ""
+    return f"\n\n![As it finds something in {RECORDINGS[spec.id].stem}](pictures/{spec.id}.png)"
+
+
+def _tuning(detector: type[Detector]) -> str:
+    spec = detector.spec
+    names = [field.name for field in fields(detector.settings_type)]
+    example = f"\n      {names[0]}: {getattr(detector.settings_type(), names[0]):g}" if names else ""
+    return (f"In the monitor's configuration (`verl-monitor config --example`), for every run or, under `runs:`, for "
+            f"those whose names match:\n\n```yaml\ndetectors:\n    {spec.id}:\n      enabled: true{example}\n```\n\n"
+            "`verl-monitor check --config FILE LOG` shows what it would have said of a recorded run.")
 
 
 def _queries(spec: DetectorSpec) -> str:

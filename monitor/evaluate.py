@@ -15,6 +15,7 @@ be quiet there. What else is found after a fault's onset is its consequence, and
 from __future__ import annotations
 
 import json
+import socket
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -28,6 +29,7 @@ from monitor.model import Incident, Severity
 from monitor.replay import UnreadableError, replay
 
 VERDICTS = ("healthy", "failing", "ambiguous")
+CONNECT_SECONDS = 5.0
 IDS = tuple(detector.spec.id for detector in DETECTORS)
 
 
@@ -259,6 +261,12 @@ def on_ray(address: str, call: Callable[[Label], Outcome], labels: Sequence[Labe
         import ray
     except ImportError:
         raise UnreadableError("--ray: expected the package ray, got none; pip install 'verl-monitor[ray]'") from None
+    host, _, port = address.rpartition("/")[2].rpartition(":")
+    if host and port.isdigit():
+        try:  # ray.init itself waits for minutes where nobody answers
+            socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
+        except OSError as error:
+            raise UnreadableError(f"--ray {address}: expected a Ray cluster, got {error}") from error
     try:
         ray.init(address=None if address == "local" else address, log_to_driver=False, logging_level="ERROR",
                  include_dashboard=False if address == "local" else None)

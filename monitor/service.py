@@ -241,6 +241,14 @@ def create_app(service: Service) -> FastAPI:
             return html("missing.html", 404, what=f"No run named {run} is known.")
         return html("run.html", run=api.run_detail(view))
 
+    @app.get("/runbooks/pictures/{name}")
+    async def picture(name: str) -> Response:
+        """A picture on a runbook page."""
+        known = {path.name: path for path in (runbooks / "pictures").glob("*.png")}
+        if name not in known:
+            return html("missing.html", 404, what=f"No picture named {name}.", names=[])
+        return Response(await asyncio.to_thread(known[name].read_bytes), media_type="image/png")
+
     @app.get("/runbooks/{name}")
     async def runbook(name: str) -> Response:
         """A runbook page."""

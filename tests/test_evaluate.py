@@ -13,7 +13,7 @@ from monitor import evaluate
 from monitor.cli import main
 from monitor.evaluate import Fault, Label, judge
 from monitor.model import Incident, Severity
-from tests.helpers import LAB, shared
+from tests.helpers import LAB, REPOSITORY, shared
 
 HEALTHY, FAILING = "ppo-healthy", "ppo-skipped-updates"
 
@@ -133,9 +133,11 @@ def test_text_names_what_was_missed_and_what_was_false(tmp_path: Path, capsys: p
     assert "FALSE critical ppo_skipped_updates: non_finite at step 2: actor/grad_norm is not" in out
 
 
-def test_the_corpus_beside_the_project() -> None:
-    labels, errors = evaluate.read_labels(shared("corpus"))
+@pytest.mark.parametrize("folder", ["lab", "corpus"])
+def test_every_labelled_fault_is_told_in_time_and_nothing_else(folder: str) -> None:
+    labels, errors = evaluate.read_labels(REPOSITORY / "tests" / "lab" if folder == "lab" else shared("corpus"))
     assert errors == []
     out = evaluate.evaluate(labels, evaluate.runner(2, None))
     assert out["errors"] == []
+    assert [fault for fault in out["faults"] if fault["detected_by"] is None] == []
     assert out["false_alarms"] == []

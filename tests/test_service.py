@@ -61,7 +61,8 @@ def test_runs_and_one_run() -> None:
         wait_for(lambda: client.get("/api/v1/runs").json()["runs"], what="runs")
         [summary] = client.get("/api/v1/runs").json()["runs"]
         assert summary["run"] == "ppo/one"
-        assert (summary["verdict"], summary["findings"]) == ("critical", ["kl_runaway"])
+        assert summary["verdict"] == "critical"
+        assert "kl_runaway" in summary["findings"]
         detail = client.get("/api/v1/runs/ppo/one").json()
         kl = next(d for d in detail["detectors"] if d["detector"] == "kl_runaway")
         assert "KL to the reference rose to" in kl["reason"]

@@ -29,9 +29,10 @@ TICK_SECONDS = 1.0
 BIND_AGAIN_SECONDS = 15.0
 STUCK_AFTER_SECONDS = 15.0
 MAX_REQUESTS = 8
-LINGER_SECONDS = 20.0
-"""Longest wait for a last scrape, which is to see that the run has ended: a target that is gone while its runs were
-active is a monitor that died. Prometheus scrapes every 15 seconds unless told otherwise."""
+SCRAPED_WITHIN_SECONDS = 60.0
+"""Who has not scraped for so long is not waited for at the end."""
+JUDGED_WITHIN_SECONDS = 0.5
+"""What the engine gets for the last rows, even where another target has used up the time for delivery."""
 SOURCE = "attach"
 
 
@@ -55,8 +56,10 @@ class Listen:
         self._phases: dict[str, tuple[str | None, float]] = {}
         self._now = self._ticked = clock()
         self._records = 0
-        self._scrapes: deque[float] = deque(maxlen=2)
-        self._scraped = threading.Event()
+        self._linger_seconds = settings.linger_seconds
+        self._scraped = float("-inf")
+        self._over = False
+        self._end_seen = threading.Event()
         self._server: _Server | None = None
 
     def put(self, event: Event) -> None:
@@ -66,6 +69,9 @@ class Listen:
         if len(self._queue) == self._queue.maxlen:
             counts["queue"] += 1
         self._queue.append(event)
+        if event.kind == "config":  # another run, whose end is to be seen as well
+            self._over = False
+            self._end_seen.clear()
         if self._thread is None:
             with self._starting:
                 if self._thread is None:
@@ -73,26 +79,23 @@ class Listen:
                     self._thread.start()
 
     def flush(self, seconds: float) -> bool:
-        """Wait until the engine has judged everything; when all runs are over and somebody scrapes, until that was
-        seen as well."""
+        """Wait until the engine has judged everything; when all runs are over and somebody scrapes, until a scrape has
+        brought that, too: a target that is gone while its runs were active is a monitor that died."""
         if self._dropped or self._thread is None:
             return True
         self._drained.clear()
         self._wake.set()
-        judged = self._drained.wait(seconds)
+        judged = self._drained.wait(max(seconds, JUDGED_WITHIN_SECONDS))
         if judged and all(recorder.over for recorder in self._recorders()):
             self._linger()
         return judged
 
     def _linger(self) -> None:
-        scrapes = list(self._scrapes)
-        if len(scrapes) < 2:
+        again, self._over = self._over, True
+        if again or not self._linger_seconds or clock() - self._scraped > SCRAPED_WITHIN_SECONDS:
             return
-        every, last = scrapes[1] - scrapes[0], clock() - scrapes[1]
-        if every <= LINGER_SECONDS and last <= 2 * every + 1:
-            self._scraped.clear()
-            self._scraped.wait(min(LINGER_SECONDS, every + 1))
-        self._scrapes.clear()  # once is enough
+        say(f"the run is over; a scrape may see it for {self._linger_seconds:g} s at most (VERL_MONITOR_LINGER)")
+        self._end_seen.wait(self._linger_seconds)
 
     def drop(self) -> None:
         """After a fork, in the child. The server's socket is inherited, but nobody accepts on it."""
@@ -102,6 +105,7 @@ class Listen:
     def close(self) -> None:
         """Serve no more."""
         self._dropped = True
+        self._end_seen.set()
         if self._server is not None:
             self._server.shutdown()
 
@@ -179,9 +183,14 @@ class Listen:
                         "do attempts to listen")
             threading.Event().wait(BIND_AGAIN_SECONDS)
 
-    def answered(self) -> None:
-        """A scrape has been answered."""
-        self._scraped.set()
+    def over(self) -> bool:
+        """Whether a page that is rendered from now on shows the end of all runs."""
+        with self._lock:  # an event that has left the queue is being judged under it
+            return self._over and not self._queue
+
+    def end_was_seen(self) -> None:
+        """A scrape has been answered with such a page."""
+        self._end_seen.set()
 
     def page(self, path: str, accept: str) -> tuple[int, str, bytes]:
         """Status, content type and body of what is asked for."""
@@ -205,7 +214,7 @@ class Listen:
                                 lag_bytes=0, rejected=lost)
             view = MonitorView(heartbeat_seconds=self._ticked, sources=[source])
             body, kind = self._renderer.page(self._engine.snapshot(), view, accept)
-            self._scrapes.append(clock())
+            self._scraped = clock()
             return 200, kind, body
 
 
@@ -232,6 +241,8 @@ class _Server(ThreadingHTTPServer):
             return
         try:
             super().process_request(request, client_address)
+        except RuntimeError:  # from Python 3.12 on no thread begins once the process ends: answered in this one
+            self.process_request_thread(request, client_address)
         except BaseException:
             self._room.release()
             raise
@@ -251,8 +262,9 @@ class _Handler(BaseHTTPRequestHandler):
     server: _Server
 
     def do_GET(self) -> None:
-        path = self.path.partition("?")[0]
+        path, over = self.path.partition("?")[0], False
         try:
+            over = self.server.target.over()
             status, kind, body = self.server.target.page(path, self.headers.get("Accept", ""))
         except Exception as error:  # noqa: BLE001 - an answer is better than a closed connection
             fault("answering a scrape", error)
@@ -262,8 +274,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
-        if path == "/metrics":
-            self.server.target.answered()
+        if over and path == "/metrics" and status == 200:
+            self.server.target.end_was_seen()
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
         """Silent: stderr is the trainer's."""

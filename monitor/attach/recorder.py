@@ -1,5 +1,6 @@
 """Recorders, one for each Tracking, and the targets they write to. The trainer's thread runs this: nothing here waits,
-except ``finish`` and the process's end, which give the targets two seconds between them to deliver.
+except ``finish`` and the process's end, which give the targets two seconds between them to deliver; one that is scraped
+takes longer, to be seen once more.
 """
 
 from __future__ import annotations
@@ -179,6 +180,8 @@ class Process:
             self.flush(tuple(self.targets.values()))
         except Exception as error:  # noqa: BLE001 - the process ends with its own word, not with ours
             fault("the last delivery", error)
+        except KeyboardInterrupt:  # whoever does not want to wait; the process ends now, and as it would have
+            return
 
     def _forked(self) -> None:
         """A child has none of the threads, and its parent's rows are its parent's."""

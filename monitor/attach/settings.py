@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -12,6 +13,8 @@ from monitor.attach.rows import counts
 
 QUEUE_ROWS = 10_000
 SPOOL_MEGABYTES = 256
+LINGER_SECONDS = 20.0
+MAX_LINGER_SECONDS = 3600.0
 SAY_AGAIN_SECONDS = 600.0
 
 _OFFSET = time.time() - time.monotonic()
@@ -24,7 +27,7 @@ def clock() -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Where rows go. Empty means: not there."""
+    """Where rows go. Empty means: not there. ``linger_seconds``: longest wait at the end for a scrape that sees it."""
 
     url: str = ""
     listen: str = ""
@@ -32,6 +35,7 @@ class Settings:
     spool: str = ""
     spool_bytes: int = SPOOL_MEGABYTES * 1_000_000
     queue_rows: int = QUEUE_ROWS
+    linger_seconds: float = LINGER_SECONDS
 
 
 def read(url: str = "", listen: str = "") -> Settings:
@@ -44,7 +48,8 @@ def read(url: str = "", listen: str = "") -> Settings:
         listen=(listen or env.get("VERL_MONITOR_LISTEN", "")).strip(),
         token=env.get("VERL_MONITOR_TOKEN", "").strip(), spool=env.get("VERL_MONITOR_SPOOL", "").strip(),
         spool_bytes=_positive("VERL_MONITOR_SPOOL_MB", SPOOL_MEGABYTES) * 1_000_000,
-        queue_rows=_positive("VERL_MONITOR_QUEUE_ROWS", QUEUE_ROWS))
+        queue_rows=_positive("VERL_MONITOR_QUEUE_ROWS", QUEUE_ROWS),
+        linger_seconds=_seconds("VERL_MONITOR_LINGER", LINGER_SECONDS, MAX_LINGER_SECONDS))
 
 
 def _positive(name: str, default: int) -> int:
@@ -53,6 +58,18 @@ def _positive(name: str, default: int) -> int:
         return int(text)
     if text:
         say(f"{name}={text} is no positive number; {default} is used")
+    return default
+
+
+def _seconds(name: str, default: float, most: float) -> float:
+    text = os.environ.get(name, "").strip()
+    try:
+        number = float(text) if text else default
+    except ValueError:
+        number = math.nan
+    if 0 <= number <= most:
+        return number
+    say(f"{name}={text} is no number of seconds from 0 to {most:g}; {default:g} are used")
     return default
 
 

@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from alerts.pictures import FOLDER, RECORDINGS, drawing
 from alerts.render import Options, generated, main, render_rules
+from monitor.detectors import DETECTORS
+from monitor.model import DetectorSpec
 from tests.alerts import ask, rules
 from tests.helpers import REPOSITORY
 
@@ -73,3 +76,16 @@ def test_generated_files_hold_no_path_of_this_machine_and_are_yaml() -> None:
         assert text.endswith("\n")
         if path.suffix == ".yml":
             assert isinstance(yaml.safe_load(text), dict)
+
+
+@pytest.mark.parametrize("spec", [d.spec for d in DETECTORS if d.spec.id in RECORDINGS], ids=lambda spec: spec.id)
+def test_a_picture_shows_the_present_detector(spec: DetectorSpec) -> None:
+    picture = (REPOSITORY / FOLDER / f"{spec.id}.png").read_bytes()
+    assert drawing(spec).digest.encode() in picture, "run `make generate`"
+    assert len(picture) < 40_000
+
+
+def test_every_detector_that_can_be_drawn_is() -> None:
+    without = {d.spec.id for d in DETECTORS} - RECORDINGS.keys()
+    assert without == {"rollout_stall", "rollout_mismatch", "throughput_regression"}, "no recorded run has these"
+    assert {path.stem for path in (REPOSITORY / FOLDER).glob("*.png")} == RECORDINGS.keys()

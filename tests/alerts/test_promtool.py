@@ -80,6 +80,9 @@ def test_down_is_tried_as_the_public_cases_ask() -> None:
     ("VerlKlRunaway", " nats", " nat"),
     ("VerlMonitorDown", "absent(up", "(0 * up"),
     ("VerlMonitorDown", "[1d]", "[5m]"),
+    ("VerlMonitorDown", "[7d]", "[1h]"),
+    ("VerlMonitorDown", "[7d])) == 0", "[7d])) >= 0"),
+    ("VerlMonitorDown", 'source="attach"', 'source="push"'),
     ("VerlMonitorNotIngesting", "changes(", "resets("),
     ("VerlMonitorRejecting", "for: 15m", "for: 9m"),
 ])

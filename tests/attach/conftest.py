@@ -14,7 +14,7 @@ from tests.attach.stub import Stub
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No recorder of one test is left to the next."""
-    for name in ("URL", "LISTEN", "TOKEN", "SPOOL", "SPOOL_MB", "QUEUE_ROWS", "DISABLE"):
+    for name in ("URL", "LISTEN", "TOKEN", "SPOOL", "SPOOL_MB", "QUEUE_ROWS", "DISABLE", "LINGER"):
         monkeypatch.delenv(f"VERL_MONITOR_{name}", raising=False)
     rows.counts.clear()
     yield

@@ -15,6 +15,7 @@ from monitor.detectors import DETECTORS
 from monitor.engine import Engine, EngineSettings, Snapshot
 from monitor.exporter import MonitorView, Renderer
 from monitor.model import RawStep
+from tests.bench.peers import compare
 from tests.bench.sources import attached, sources
 from tests.helpers import LAB, rows
 
@@ -118,5 +119,6 @@ if __name__ == "__main__":
     per_step()
     scrape()
     memory()
+    compare()
     attached()
     sources()

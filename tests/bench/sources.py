@@ -4,18 +4,24 @@ bare parsing of the same bytes."""
 from __future__ import annotations
 
 import gzip
+import importlib
 import json
 import os
+import random
 import statistics
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import orjson
 
-from monitor.attach.recorder import Event, Identity, Recorder
+from monitor.attach import wrap
+from monitor.attach.push import Push
+from monitor.attach.recorder import Identity, Recorder
+from monitor.attach.settings import Settings
 from monitor.sources.exposition import read_page
 from monitor.sources.formats import CONSOLE, JSONL, TENSORBOARD, WANDB, Format
 from monitor.sources.framing import TensorFlowFraming, WandbFraming
@@ -27,22 +33,25 @@ ROW = rows(LAB / "ppo-healthy.jsonl")[2][1]
 REPEAT = 30
 
 
-class Queue:
-    """A target that keeps nothing."""
+class Tracking:
+    """As verl's, with no backend: what is left is the call."""
 
-    def put(self, event: Event) -> None:
-        """Take it."""
+    def __init__(self, project_name: str, experiment_name: str) -> None:
+        """Nothing to begin."""
 
-    def flush(self, seconds: float) -> bool:
-        """Nothing to do."""
-        return True
+    def log(self, data: Mapping[str, Any], step: int) -> None:
+        """Hand the row to no backend."""
 
-    def drop(self) -> None:
-        """Nothing to do."""
+
+class Watched(Tracking):
+    """The same with the monitor around it."""
+
+    def log(self, data: Mapping[str, Any], step: int) -> None:
+        """As above; wrapped is what a class itself defines."""
 
 
 class FileLogger:
-    """verl 0.9.1's: orjson into an unbuffered file."""
+    """Like verl 0.9.1's: orjson into an unbuffered file."""
 
     def __init__(self, path: str) -> None:
         self._file = open(path, "wb", buffering=0)  # noqa: SIM115 - as verl has it
@@ -51,35 +60,59 @@ class FileLogger:
         """Write a row."""
         self._file.write(orjson.dumps({"step": step, "data": data}, option=orjson.OPT_SERIALIZE_NUMPY) + b"\n")
 
-    def close(self) -> None:
+    def finish(self) -> None:
         """Close the file."""
         self._file.close()
 
 
-def in_turn(**calls: Callable[[int], object]) -> dict[str, float]:
-    """Median seconds of each call, called in turn, so that a machine whose speed changes favours none."""
+def file_logger(path: str) -> tuple[str, Any]:
+    """verl's own where verl is installed, else one like it."""
+    try:
+        own = importlib.import_module("verl.utils.tracking").FileLogger
+    except (ImportError, AttributeError):
+        return "a FileLogger like verl's", FileLogger(path)
+    os.environ["VERL_FILE_LOGGER_PATH"] = path
+    return "verl's FileLogger", own("project", "experiment")
+
+
+def in_turn(calls: Mapping[str, Callable[[dict[str, Any], int], object]], data: Mapping[str, float], repeat: int,
+            pause: float, tidy: Callable[[], object]) -> dict[str, float]:
+    """Median seconds of each call with a row of its own, in turn and in changing order, so that neither a machine whose
+    speed changes nor what the one before has left in the caches favours any."""
     spent: dict[str, list[float]] = {name: [] for name in calls}
-    for number in range(2_000):
-        for name, call in calls.items():
+    names, rng = list(calls), random.Random(0)
+    for number in range(repeat):
+        rng.shuffle(names)
+        for name in names:
+            row = {key: value + number for key, value in data.items()}
+            if pause:
+                time.sleep(pause)
             start = time.perf_counter()
-            call(number)
+            calls[name](row, number)
             spent[name].append(time.perf_counter() - start)
+        tidy()
     return {name: statistics.median(times) for name, times in spent.items()}
 
 
 def attached() -> None:
-    """Microseconds of an attached log() in the caller's thread."""
-    data = {key: value for key, value in ROW.items() if value is not None}
+    """Microseconds of an attached log() in the caller's thread, less the call itself: row after row, and after a pause,
+    as a trainer calls it, when nothing of it is in the processor's caches."""
+    data = {key: float(value) for key, value in ROW.items() if isinstance(value, (float, int))}
     data |= {f"more/{number}": 0.1 * number for number in range(120 - len(data))}
-    recorder = Recorder(Identity("run", "project", "incarnation"), (Queue(),))
+    wrap.wrap_tracking(Watched)
+    bare, watched = Tracking("project", "run"), Watched("project", "run")
+    target = Push(Settings(url="http://127.0.0.1:9"))
+    target._thread = threading.current_thread()  # none of ours is to run while others are timed
+    vars(watched)[wrap._ON_TRACKING] = Recorder(Identity("run", "project", "incarnation"), (target,))
     with tempfile.TemporaryDirectory() as folder:
-        logger = FileLogger(os.path.join(folder, "log.jsonl"))
-        cost = in_turn(ours=lambda step: recorder.log(data, step), file=lambda step: logger.log(data, step),
-                       json=lambda step: json.dumps({"step": step, "data": data}))
-        logger.close()
-    print(f"attached log() of {len(data)} keys: {1e6 * cost['ours']:6.1f} us in the caller's thread; verl's FileLogger "
-          f"{1e6 * cost['file']:.1f} us (ratio {cost['ours'] / cost['file']:.2f}), json.dumps alone "
-          f"{1e6 * cost['json']:.1f} us (ratio {cost['ours'] / cost['json']:.2f})")
+        name, logger = file_logger(os.path.join(folder, "log.jsonl"))
+        for repeat, pause, when in ((3_000, 0.0, "row after row"), (300, 0.01, "after a pause")):
+            cost = in_turn({"bare": bare.log, "ours": watched.log, "file": logger.log}, data, repeat, pause,
+                           target._queue.clear)  # as that thread would
+            ours = cost["ours"] - cost["bare"]
+            print(f"attached log() of {len(data)} keys, {when}: {1e6 * ours:6.1f} us in the caller's thread; {name} "
+                  f"{1e6 * cost['file']:6.1f} us (ratio {ours / cost['file']:.2f}; aim 0.3)")
+        logger.finish()
 
 
 def seconds(call: Callable[[], object]) -> float:

@@ -86,7 +86,7 @@ def test_memory_does_not_grow_with_the_run(kind: type[Detector]) -> None:
             detector.update(observation(step, _values(step, 0.1), now=float(step)))
         return len(pickle.dumps(detector))
 
-    assert size_after(6000) <= size_after(600) * 1.05
+    assert size_after(6000) <= size_after(600) * 1.05 + 1_000  # a window may be between half and wholly full
     assert size_after(600) < 40_000
 
 

@@ -93,20 +93,25 @@ FAULTS: dict[str, tuple[Maker, int, str, Severity, int]] = {
 }
 
 
+ALONGSIDE = {"kl_runaway": ("vanishing_policy_gradient",)}
+"""Detectors that may say the same in their own words, as a warning before it."""
+
+
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_told_in_time(name: str) -> None:
     make, steps, detector, severity, by = FAULTS[name]
     for seed in range(5):
         told = found(make, steps, seed)
-        assert {i.detector for i in told} == {detector}
-        assert min(i.raised_step for i in told) <= by
-        assert severity in {i.severity for i in told}
+        ours = [i for i in told if i.detector == detector]
+        assert {i.detector for i in told} <= {detector, *ALONGSIDE.get(detector, ())}
+        assert min(i.raised_step for i in ours) <= by
+        assert severity in {i.severity for i in ours}
 
 
 def test_a_fault_that_stays_is_one_incident() -> None:
     for name in ("KL 0.02 to 4.5 in 400 steps, linear", "the advantage triples at each step"):
         make, steps, *_ = FAULTS[name]
-        assert len(found(make, steps, 0)) == 1, name
+        assert len([i for i in found(make, steps, 0) if i.severity is Severity.CRITICAL]) == 1, name
 
 
 def test_a_value_loss_beyond_all_measure_is_still_judged() -> None:
