@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 JOBS ?= auto
 LISTEN ?= 127.0.0.1:9560
 
-.PHONY: demo test bench lint generate clean system
+.PHONY: demo test bench noise lint generate clean system
 
 demo: $(VENV)/.installed
 	$(BIN)/verl-monitor demo --listen $(LISTEN)
@@ -15,6 +15,9 @@ test: $(VENV)/.dev system lint
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m tests.bench
+
+noise: $(VENV)/.dev
+	$(BIN)/python -m tests.bench.noise
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

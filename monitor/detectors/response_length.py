@@ -11,7 +11,7 @@ from typing import NamedTuple, cast
 from monitor.detectors.base import Detector, Settings, setting
 from monitor.detectors.reward import REWARD, Level, Reward
 from monitor.model import NAN, DetectorSpec, Observation, Severity, Status, Verdict
-from monitor.stats import median
+from monitor.stats import median, noise
 from monitor.units import Unit, quantity
 from monitor.verl_config import Value
 
@@ -19,6 +19,8 @@ LENGTH, LONGEST, CUT = "response_length_tokens/mean", "response_length_tokens/ma
 VALID_LENGTH, VALID_CUT = "response_length_non_aborted_tokens/mean", "response_non_aborted_clip_ratio"
 
 _BLOCK = 10
+_KNOWN_BLOCKS = 8  # blocks that a growth within few steps is judged by
+_NOISE_SIGMAS = 7.0  # of the logarithm of a block
 _NOW = 10
 """Rewards taken together for the reward now."""
 
@@ -298,8 +300,12 @@ class ResponseLength(Detector):
             limit = self._s.growth_falling
         growth = level / least if least > 0 else math.inf
         if growth < limit:
-            recent = min(list(self._blocks)[-int(self._s.fast_steps) // _BLOCK:])
-            if level < self._s.growth_fast * recent or level < 1.15 * left.most:
+            blocks = list(self._blocks)[-int(self._s.fast_steps) // _BLOCK:]
+            recent = min(blocks)
+            if level < self._s.growth_fast * recent or level < 1.15 * left.most or len(blocks) < _KNOWN_BLOCKS:
+                return None
+            # A length that is noisy from block to block reaches that by itself.
+            if math.log(level / recent) < _NOISE_SIGMAS * noise([math.log(block) for block in blocks if block > 0]):
                 return None
             limit, growth = self._s.growth_fast, level / recent
         if self._toy():

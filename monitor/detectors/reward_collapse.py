@@ -9,7 +9,7 @@ from typing import cast
 
 from monitor.detectors.base import Detector, Settings, setting
 from monitor.model import NAN, DetectorSpec, Observation, Severity, Status, Verdict
-from monitor.stats import Track
+from monitor.stats import MAD_TO_SIGMA, Track
 from monitor.units import quantity
 
 _SERIES = (("score/mean", "score/min"), ("reward/mean", "reward/min"))
@@ -48,6 +48,12 @@ class RewardCollapseSettings(Settings):
     early_factor: float = setting(
         1.5, "ratio", "By this factor a run too young to know its swings must lose more of the scale, and more "
                       "times its noise.")
+    gone_steps: float = setting(
+        10.0, "steps", "Consecutive steps at which nine tenths of the highest level are gone that are critical in a "
+                       "young run, however short that level was held.")
+    young_steps: float = setting(100.0, "steps", "Steps for which a run is young.")
+    gone_noise: float = setting(
+        12.0, "ratio", "How many times the noise of the run's first steps that level must have been gained.")
     floor_steps: float = setting(
         6.0, "steps", "Consecutive steps with a mean below the worst answer ever seen before that are critical.")
 
@@ -127,6 +133,9 @@ class RewardCollapse(Detector):
         self._floor = self._scale = NAN  # usual worst answer of a batch; distance from it to the best level
         self._below, self._below_since = 0, 0  # consecutive steps whose mean lies below the worst answer
         self._deepest = self._recovered = 0.0  # deepest fall since the best level; deepest that was made good
+        self._early = NAN  # noise of the run's first steps
+        self._peak = self._before_peak = NAN  # highest level so far, however short, and the lowest before it
+        self._gone, self._gone_since = 0, 0  # consecutive steps at which nearly all of that is gone
         self._since: int | None = None  # first step of a fall of half the size that counts
         self._lasted = 0
         self._resumed = False
@@ -161,12 +170,43 @@ class RewardCollapse(Detector):
             self._needed = self._need()
         fall = self._best - level
         self._learn(fall)
+        if self._is_gone(observation.step, level):
+            return self._all_gone(mean_series, level)
         if fall < 0.5 * self._needed and self._below < self._s.floor_steps:
             self._since, self._lasted, self._confirmed = None, 0, 0
             if measure or self._calm is None:
                 self._calm = self._well(mean_series, fall)
             return self._calm
         return self._suspect(mean_series, observation.step, mean, fall)
+
+    def _is_gone(self, step: int, level: float) -> bool:
+        """Whether a level that rose far out of the first steps' noise has been lost again for some steps."""
+        if self._early != self._early:
+            if len(self._noise) < 10:
+                return False
+            self._early = MAD_TO_SIGMA * _quantile([abs(value) for value in self._noise], 0.5)
+        if not self._peak >= level:
+            self._peak, self._before_peak = level, self._trough
+        gained = self._peak - self._before_peak
+        if self._track.seen > self._s.young_steps and not self._gone:
+            return False
+        height = self._peak - self._floor if self._floor == self._floor else abs(self._peak)
+        least = max(self._s.gone_noise * self._early, self._s.scale_warning * height)
+        if gained < least or gained <= 0.0 or level > self._before_peak + 0.1 * gained:
+            self._gone = 0
+            return False
+        self._gone_since = step if self._gone == 0 else min(self._gone_since, step)
+        self._gone += 1
+        return self._gone >= self._s.gone_steps
+
+    def _all_gone(self, series: str, level: float) -> Verdict:
+        since = self._gone_since
+        return Verdict(
+            Status.CRITICAL, score=max(1.0, self._gone / self._s.gone_steps), since_step=since, hard=True,
+            reason=f"Reward had risen from {quantity(self._before_peak)} to {quantity(self._peak)} and has been back "
+                   f"at {quantity(level)} since step {since}: all that was learned is gone.",
+            signal=series, value=level, threshold=self._before_peak + 0.1 * (self._peak - self._before_peak),
+            evidence={"peak": self._peak, "before": self._before_peak, "level": level})
 
     def _reached(self, level: float, low: float) -> None:
         """Take note of a new best level, and of the lowest one before it."""
@@ -201,7 +241,7 @@ class RewardCollapse(Detector):
         is seen already is not forgotten, since a run may also be resumed in the midst of it."""
         if self._since is None:
             self._resumed = self._track.first == self._track.first
-            self._trough = self._best = NAN
+            self._trough = self._best = self._peak = NAN
             self._deepest = 0.0
 
     def _take(self, step: int, mean: float, low: float) -> None:

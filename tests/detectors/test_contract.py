@@ -6,6 +6,7 @@ import math
 import pickle
 import sys
 from dataclasses import fields, replace
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from monitor.catalog import metric_of, verl_keys
 from monitor.detectors import DETECTORS, Detector
 from monitor.model import DetectorSpec, Observation, Status, Verdict
-from tests.helpers import LAB, REPOSITORY, judge, observation
+from tests.helpers import CASES, LAB, REPOSITORY, judge, observation
 
 SERIES = sorted({s for d in DETECTORS for group in (*d.spec.required, d.spec.optional) for s in group})
 every_detector = pytest.mark.parametrize("kind", DETECTORS, ids=lambda d: d.spec.id)
@@ -108,6 +109,9 @@ def test_any_rows_are_taken_and_the_input_is_left_alone(kind: type[Detector], da
             _check(judged)
 
 
+LOCAL = REPOSITORY / "tests" / "lab"
+
+
 def _check(verdict: Verdict | None) -> None:
     if verdict is None:
         return
@@ -123,26 +127,34 @@ def _check(verdict: Verdict | None) -> None:
         assert verdict.score < 1.0
 
 
-@pytest.mark.parametrize(("run", "detector"), [
-    ("ppo-kl-runaway", "kl_runaway"), ("ppo-critic-swing", "critic_loss_oscillation"),
-    ("rloo-advantage-explosion", "advantage_explosion"), ("ppo-skipped-updates", "non_finite")])
+@pytest.mark.parametrize("path", [
+    LAB / "ppo-kl-runaway.jsonl", LAB / "ppo-critic-swing.jsonl", LAB / "rloo-advantage-explosion.jsonl",
+    LAB / "ppo-skipped-updates.jsonl", LOCAL / "grpo-dead-reward.jsonl", LOCAL / "grpo-unlearning.jsonl",
+    CASES / "08_dead_update.jsonl", CASES / "09_value_scale.jsonl", CASES / "10_entropy_up.jsonl",
+    CASES / "11_length_cap.jsonl", CASES / "12_reward_hack.jsonl", CASES / "19_ram_creep.jsonl",
+], ids=lambda path: path.stem)
 @pytest.mark.parametrize("damage", ["nan rows before", "gaps", "steps go back"])
-def test_bad_rows_never_hide_a_later_fault(run: str, detector: str, damage: str) -> None:
+def test_bad_rows_never_hide_a_later_fault(path: Path, damage: str) -> None:
     from monitor.engine import Engine
     from tests.helpers import feed, rows
 
-    data = rows(LAB / f"{run}.jsonl")
+    data = rows(path)
+    engine = Engine()
+    feed(engine, data)
+    expected = {i.detector for i in engine.snapshot().runs[0].incidents} - {"vanishing_policy_gradient"}
+    assert expected
     if damage == "nan rows before":
         nothing: dict[str, object] = dict.fromkeys(data[5][1])
         data = data[:1] + [(step, nothing) for step in range(1, 6)] + [(s + 5, d) for s, d in data[1:]]
     elif damage == "gaps":
-        data = [(s, d if s % 7 else {k: v for k, v in d.items() if k.startswith("timing")}) for s, d in data]
+        # Validation may come at every seventh step, too, and is left in.
+        data = [(s, d if s % 7 else {k: v for k, v in d.items() if k.startswith(("timing", "val"))}) for s, d in data]
     else:
         data = data[:12] + data[6:]
     engine = Engine()
     feed(engine, data)
-    found = {i.detector for i in engine.snapshot().runs[0].incidents if i.severity.value == "critical"}
-    assert detector in found
+    found = {i.detector for i in engine.snapshot().runs[0].incidents}
+    assert found >= expected
 
 
 def test_contributing_and_design_know_every_detector() -> None:

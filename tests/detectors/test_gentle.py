@@ -6,6 +6,7 @@ import pytest
 
 from monitor.engine import Engine
 from monitor.model import Incident, RawStep
+from tests.bench.noise import judge
 from tests.detectors.simulate import GENTLE, faulty, healthy
 
 ONSET = 60
@@ -36,3 +37,9 @@ def test_a_gentle_fault_is_reported_before_half_of_its_course(name: str, seed: i
 def test_the_same_run_without_a_fault_is_silent(options: dict[str, object], seed: int) -> None:
     rows = enumerate(healthy(seed, 500, **options), 1)  # type: ignore[arg-type]  # passed through
     assert incidents(rows) == ()
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_ten_thousand_steps_of_noise_are_silent(seed: int) -> None:
+    """`make noise` does the same for 200 seeds."""
+    assert judge(seed) == []
