@@ -10,7 +10,7 @@ All windows are short (at most a few hundred values), so a sort per step costs m
 from __future__ import annotations
 
 import math
-from bisect import insort
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Sequence
 from itertools import pairwise
@@ -54,12 +54,13 @@ class Baseline:
 
     def offer(self, value: float, *, normal: bool = True) -> None:
         """Take ``value`` in if it is finite and normal."""
-        if not normal or not math.isfinite(value):
+        if not normal or not -math.inf < value < math.inf:
             return
-        if len(self._order) == self._order.maxlen:
-            self._sorted.remove(self._order[0])
-        self._order.append(value)
-        insort(self._sorted, value)
+        order, ranked = self._order, self._sorted
+        if len(order) == order.maxlen:
+            del ranked[bisect_left(ranked, order[0])]
+        order.append(value)
+        insort(ranked, value)
         self.accepted += 1
 
     def __len__(self) -> int:
@@ -71,7 +72,8 @@ class Baseline:
 
     def median(self) -> float:
         """Median, nearest rank; NaN while empty."""
-        return self.quantile(0.5)
+        ranked = self._sorted
+        return ranked[round(0.5 * (len(ranked) - 1))] if ranked else NAN
 
 
 class Track:
@@ -82,10 +84,11 @@ class Track:
     is suspected cannot become the new normal. Values that are not finite are left out.
     """
 
-    __slots__ = ("_base", "_recent", "_suspect", "first", "high", "level", "low", "seen", "usual")
+    __slots__ = ("_base", "_full", "_recent", "_suspect", "first", "high", "level", "low", "seen", "usual")
 
     def __init__(self, recent: int = 5, memory: int = 100, warm: int = 10) -> None:
         self._recent: deque[float] = deque(maxlen=recent)
+        self._full = recent
         self._base = Baseline(memory)
         self._suspect = warm
         self.seen = 0
@@ -104,19 +107,22 @@ class Track:
         if not -math.inf < value < math.inf:
             return
         self.seen += 1
-        recent = self._recent
-        if len(recent) == recent.maxlen:
+        recent, full = self._recent, self._full
+        if self.seen > full:
             known = self.usual == self.usual
-            self._base.offer(recent[0], normal=normal or not known)
-            if known or len(self._base) >= self._suspect:
-                self.usual = self._base.median()
-                if not known:
-                    self.first = self.low = self.high = self.usual
+            if normal or not known:
+                self._base.offer(recent[0])
+                if known or len(self._base) >= self._suspect:
+                    self.usual = self._base.median()
+                    if not known:
+                        self.first = self.low = self.high = self.usual
         recent.append(value)
-        if len(recent) == recent.maxlen:
-            self.level = sorted(recent)[len(recent) // 2]
-            if self.first == self.first:
-                self.low, self.high = min(self.low, self.level), max(self.high, self.level)
+        if self.seen >= full:
+            self.level = level = sorted(recent)[full // 2]
+            if level < self.low:
+                self.low = level
+            elif level > self.high:
+                self.high = level
 
     @property
     def spread(self) -> float:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor.stats import Baseline, median, noise
+from monitor.stats import NAN, Baseline, Track, median, noise
 
 FINITE = st.floats(-1e9, 1e9)
 
@@ -54,3 +54,35 @@ def test_baseline_does_not_take_in_a_fault() -> None:
         baseline.offer(100.0, normal=False)
     assert baseline.median() == 1.0
     assert pickle.loads(pickle.dumps(baseline)).median() == 1.0
+
+
+def test_a_track_knows_its_level_and_what_was_usual_before() -> None:
+    track = Track(recent=3, memory=10, warm=4)
+    for value in (1.0, 2.0, 3.0, NAN, math.inf):
+        track.add(value)
+    assert (track.seen, track.level) == (3, 2.0)
+    assert track.usual != track.usual
+    for value in (4.0, 5.0, 6.0, 7.0):
+        track.add(value)
+    assert (track.level, track.usual, track.first, track.latest) == (6.0, 3.0, 3.0, (5.0, 6.0, 7.0))
+    assert (track.low, track.high) == (3.0, 6.0)
+    for value in (100.0,) * 20:
+        track.add(value, normal=False)
+    assert (track.level, track.usual, track.first) == (100.0, 3.0, 3.0), "a fault does not become the new normal"
+    for value in (0.5,) * 20:
+        track.add(value)
+    assert (track.level, track.usual, track.first, track.low, track.high) == (0.5, 0.5, 3.0, 0.5, 100.0)
+
+
+@given(st.lists(st.floats(allow_nan=True, allow_infinity=True), max_size=60), st.integers(1, 7))
+def test_a_track_equals_its_definition(values: list[float], recent: int) -> None:
+    track = Track(recent=recent, memory=1000, warm=3)
+    for value in values:
+        track.add(value)
+    finite = [value for value in values if math.isfinite(value)]
+    assert track.seen == len(finite)
+    assert track.latest == tuple(finite[-recent:])
+    if len(finite) >= recent:
+        assert track.level == sorted(finite[-recent:])[recent // 2]
+    before = sorted(finite[:-recent] if len(finite) > recent else [])
+    assert track.usual == before[round(0.5 * (len(before) - 1))] if len(before) >= 3 else track.usual != track.usual
