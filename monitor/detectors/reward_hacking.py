@@ -37,6 +37,9 @@ class RewardHackingSettings(Settings):
     rise_share: float = setting(
         0.05, "ratio", "Share of its own largest value that the training reward, or a component, must gain.")
     noise_factor: float = setting(3.0, "ratio", "Fall and rise must be this many times the noise about their trend.")
+    own_noise_factor: float = setting(
+        4.5, "ratio", "The fall must be this many times the noise of all points: the best of many is high by chance.")
+    scale_critical: float = setting(0.3, "ratio", "Share of the largest score that must be lost to be critical.")
     lost_critical: float = setting(
         0.5, "ratio", "Share of its gain (of its best level, where it gained little) that is lost, critical.")
 
@@ -197,6 +200,8 @@ class RewardHacking(Detector):
         if not (fall.z >= min(self._s.fall_z, 0.85 * fall.largest_z) and fall.change >= self._s.fall_share * scale
                 and fall.change >= self._s.noise_factor * fall.noise):
             return calm
+        if fall.change < self._s.own_noise_factor * _bends([p.objective for p in points]):
+            return calm
         trends = [_Trend(steps, [p.proxies[i] for p in window]) for i in range(len(proxies))]
         if trends[0].z < -1.0:  # all falls: a collapse, not a hack
             return calm
@@ -210,7 +215,8 @@ class RewardHacking(Detector):
         whole = gain if gain >= 2 * self._s.fall_share * scale else scale
         lost = fall.change / whole
         return Verdict(
-            Status.CRITICAL if lost >= self._s.lost_critical else Status.WARNING,
+            Status.CRITICAL if lost >= self._s.lost_critical and fall.change >= self._s.scale_critical * scale else
+            Status.WARNING,
             score=max(1.0, fall.change / (self._s.fall_share * scale)), since_step=steps[0],
             reason=f"{_name(series)} fell from {quantity(window[0].objective)} to {quantity(objective)} over "
                    f"{len(window)} points since step {steps[0]}, while {_name(proxies[i])} rose from "
@@ -219,6 +225,12 @@ class RewardHacking(Detector):
             signal=series, value=objective, threshold=points[best].objective - self._s.fall_share * scale,
             evidence={"fall": fall.change, "fall_z": fall.z, "rise": trends[i].change, "rise_z": trends[i].z,
                       "points": float(len(window))})
+
+
+def _bends(values: Sequence[float]) -> float:
+    """Noise of a series from its second differences, which no steady trend has; 0 of fewer than three values."""
+    bends = [abs(a - 2 * b + c) for a, b, c in zip(values, values[1:], values[2:], strict=False)]
+    return MAD_TO_SIGMA * median(bends) / math.sqrt(6) if bends else 0.0
 
 
 class _Trend:
