@@ -11,7 +11,7 @@ demo: $(VENV)/.installed
 	$(BIN)/verl-monitor demo --listen $(LISTEN)
 
 test: $(VENV)/.dev system lint
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m tests.bench

@@ -205,7 +205,7 @@ class Run:
                 self._add(observation, origin)
                 return
         self._leader = origin
-        self._owner.update(dict.fromkeys((*observation.values, *observation.unknown), origin))
+        self._own(observation, origin)
         if self._last_step is not None and training and observation.step < self._last_step:
             self._restarts += 1
             for watch in self._watches:
@@ -221,6 +221,12 @@ class Run:
                 self._steps += 1
             self._last_step, self._last_step_seconds = observation.step, observation.time_seconds
         self._take(observation)
+
+    def _own(self, observation: Observation, origin: Origin) -> None:
+        owned = dict.fromkeys((*observation.values, *observation.unknown), origin)
+        if len(self._owner) > self._limits.series + self._limits.unknown_keys:  # what is cut there needs no owner
+            owned = {name: origin for name in owned if name in self._owner}
+        self._owner.update(owned)
 
     def _is_late(self, observation: Observation, origin: Origin) -> bool:
         """Whether a row is of the incarnation before: its channel has not told the start that another one has."""

@@ -135,3 +135,10 @@ def test_the_algorithm_is_the_configurations_where_it_is_known(estimator: object
     for step in range(1, 7):
         engine.handle(RawStep("run", step, float(step), GOOD), "push")
     assert _run(engine).algorithm == expected
+
+
+def test_what_is_remembered_of_keys_is_bounded() -> None:
+    engine = Engine()
+    for step in range(200):
+        engine.handle(RawStep("run", step, float(step), {f"own/{step}_{key}": 1.0 for key in range(50)}), "push")
+    assert len(engine._runs["run"]._owner) < 1_000
