@@ -1,4 +1,4 @@
-"""Group A of the public bug reports, all detectors together: what must fire fires and says so, what is well is silent."""
+"""Group A of the public bug reports, all detectors together: what must fire fires and says so; the rest is silent."""
 
 from __future__ import annotations
 
