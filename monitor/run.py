@@ -157,7 +157,8 @@ class Run:
         channel = origin[:2]
         known = bool(self._channels) and channel not in self._channels  # another one has told this start already
         self._channels.add(channel)
-        if self._rows and self.state.active and (known or not restarted):
+        # Another log of a run that goes on, or that is over: only a new step of it would bring that back.
+        if self._rows and (self.state.active or (known and not restarted)) and (known or not restarted):
             return
         if restarted:
             self._channels = {channel}

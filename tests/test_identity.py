@@ -142,3 +142,15 @@ def test_what_is_remembered_of_keys_is_bounded() -> None:
     for step in range(200):
         engine.handle(RawStep("run", step, float(step), {f"own/{step}_{key}": 1.0 for key in range(50)}), "push")
     assert len(engine._runs["run"]._owner) < 1_000
+
+
+def test_another_log_of_a_run_that_is_over_does_not_bring_it_back() -> None:
+    engine = Engine()
+    told_by(engine, FILE)
+    engine.handle(RunEnded("run", 30.0, RunState.FINISHED, "its writer closed the log"), "logs")
+    start(engine, 40.0, WANDB, restarted=False)
+    for step in range(1, 21):
+        row(engine, step, 40.0, WANDB)
+    assert _run(engine).state is RunState.FINISHED
+    row(engine, 21, 50.0, WANDB)
+    assert _run(engine).state is RunState.RUNNING, "a new step does"
