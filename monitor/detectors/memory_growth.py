@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from itertools import combinations, pairwise
 from typing import cast
@@ -12,11 +13,15 @@ from monitor.stats import median
 from monitor.units import Unit, quantity
 
 HOST = tuple(f"host_memory_used_bytes/{role}" for role in ("actor", "critic", "trainer"))
-GPU = tuple(f"gpu_reserved_peak_bytes/{role}" for role in ("actor", "critic", "trainer"))
+GPU = tuple(f"gpu_{kind}_peak_bytes/{role}" for kind in ("reserved", "allocated")
+            for role in ("actor", "critic", "trainer"))
+LENGTHS = ("response_length_tokens/max", "response_length_tokens/mean")
 STEP_TIME = "stage_duration_seconds/step"
 _BLOCK = 5  # values whose least is a block's: checkpoints and validation only add for a while
+_FEWEST_BLOCKS = 6
 _MAX_BLOCKS = 24  # beyond, two become one of twice the length
 _GIB = 2.0**30
+_ALL = (*HOST, *GPU)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,12 +29,19 @@ class MemoryGrowthSettings(Settings):
     """Limits of ``memory_growth``."""
 
     growth_ratio: float = setting(
-        0.5, "ratio", "Growth since the run's first steps, over the level then, from which it is a leak.")
+        0.3, "ratio", "Growth at an even pace, over the level where it began, from which it is a leak.")
     growth_gib: float = setting(8.0, "GiB", "Growth below which there is none, whatever the ratio.")
     rising: float = setting(0.85, "ratio", "Share of neighbouring blocks that must have risen.")
-    still: float = setting(0.6, "ratio", "Pace of the last third over that of all, below which it levels off.")
+    further_ratio: float = setting(
+        2.0, "ratio", "Growth still to come if its pace goes on to fall as it did, over the level now, from which it "
+                      "does not level off in time.")
     skipped_blocks: float = setting(2.0, "blocks", "Blocks at the start that are loading and caching.")
     host_limit_gib: float = setting(0.0, "GiB", "Memory of a node, where it is known; 0: not known.")
+    full_ratio: float = setting(0.95, "ratio", "Share of that memory at which processes are killed.")
+    limit_growth_ratio: float = setting(
+        0.05, "ratio", "Growth from which it is a leak when the limit is near: within ahead_ratio.")
+    ahead_ratio: float = setting(
+        3.0, "ratio", "How far ahead a limit may be, over the steps in which the growth was seen.")
 
 
 SPEC = DetectorSpec(
@@ -37,7 +49,7 @@ SPEC = DetectorSpec(
     title="Memory growth",
     severity=Severity.WARNING,
     required=((*HOST, *GPU),),
-    optional=(STEP_TIME,),
+    optional=(STEP_TIME, *LENGTHS),
     wake="perf/cpu_memory_used_gb and perf/max_memory_reserved_gb are logged by verl since 0.3",
     meaning="Memory grows at an even pace with every step and does not level off, as in a leak; validation and "
             "checkpoints, which only add for a while, are not counted.",
@@ -56,10 +68,12 @@ SPEC = DetectorSpec(
         "free the rollout's cache between steps (actor_rollout_ref.rollout.free_cache_engine=True)",
         "try actor_rollout_ref.actor.fsdp_config.param_offload=False if host memory is what grows",
     ),
-    misses="Growth below half of the first level, growth in jumps, and the limit itself where it is not configured: "
-           "verl logs what is used, not what there is.",
+    misses="Growth below a third of the first level where no limit is configured, growth in jumps, GPU memory "
+           "that grows along with the answers, and the limit itself where it is not configured: verl logs what is "
+           "used, not what there is.",
     source="The run's own first steps. Healthy runs grow by up to 40 % in their first hundred steps and level off; a "
-           "reported leak grew by 1.7 % of the first level a step.",
+           "reported leak grew by 1.7 % of the first level a step, and its run was killed at 95 % of the "
+           "node's memory.",
     guide="-",
     panel=HOST[:1],
     rise_steps=1,
@@ -68,36 +82,42 @@ SPEC = DetectorSpec(
 )
 
 
+_Block = tuple[int, float, float]  # first step, least bytes, greatest length of answers
+
+
 @dataclass(slots=True)
 class _Series:
     """Least memory of equally long blocks of steps."""
 
     length: int = _BLOCK
-    blocks: list[tuple[int, float]] = field(default_factory=list)  # first step, least bytes
-    open: tuple[int, float] = (0, NAN)
+    blocks: list[_Block] = field(default_factory=list)
+    low: float = math.inf  # least of all blocks
+    # The block that is not complete yet:
+    first: int = 0
+    least: float = math.inf
+    longest: float = 0.0
     count: int = 0
 
-    def add(self, step: int, value: float) -> bool:
-        """Take in a value; whether a block was completed."""
-        first, least = self.open
-        self.open = (step, value) if self.count == 0 else (first, min(least, value))
-        self.count += 1
-        if self.count < self.length:
-            return False
-        self.blocks.append(self.open)
-        self.count = 0
+    def complete(self) -> None:
+        """Put the block to the others, and begin the next one."""
+        self.blocks.append((self.first, self.least, self.longest))
+        self.low = min(self.low, self.least)
+        self.least, self.longest, self.count = math.inf, 0.0, 0
         if len(self.blocks) > _MAX_BLOCKS:
-            self.blocks = [(a[0], min(a[1], b[1])) for a, b in zip(self.blocks[::2], self.blocks[1::2], strict=False)]
+            pairs = zip(self.blocks[::2], self.blocks[1::2], strict=False)
+            self.blocks = [(a[0], min(a[1], b[1]), max(a[2], b[2])) for a, b in pairs]
             self.length *= 2
-        return True
 
 
 class MemoryGrowth(Detector):
     """The least memory of each five steps, and the robust line through them.
 
-    A finding when nearly all of them rise, the last third as fast as the rest, by half of the first level and at least
-    8 GiB. The line is Theil and Sen's, the median of all pairwise slopes. A false alarm would interrupt a run that only
-    fills its caches.
+    A finding when nearly all of them rise, by 30 % of the level where that began and at least 8 GiB; where the node's
+    limit is known, also by 5 % if the line reaches it soon. Growth may begin at the run's first steps or later. The
+    line is Theil and Sen's, the median of all pairwise slopes. Caches fill at a falling pace: if the pace of the last
+    half, falling on as it did since the first, does not lead to three times the memory (or to the limit), it is no
+    leak. Peaks of the GPU's allocator only ever rise, so they must outgrow the answers. A false alarm would interrupt
+    a run that only fills its caches.
 
     >>> from monitor.model import Observation
     >>> detector = MemoryGrowth()
@@ -118,55 +138,100 @@ class MemoryGrowth(Detector):
         self._found: dict[str, Verdict] = {}
         self._step_seconds = NAN
 
+    def restarted(self, time_seconds: float) -> None:
+        """New processes begin with little memory: their growth is their own."""
+        self._series.clear()
+        self._found.clear()
+
     def update(self, observation: Observation) -> Verdict | None:
         """Judge the memory that the row tells of."""
         values, shown = observation.values, ""
+        length = values.get(LENGTHS[0], NAN)
+        if length != length:
+            length = values.get(LENGTHS[1], 0.0)
         self._step_seconds = values.get(STEP_TIME, self._step_seconds)
-        for name in (*HOST, *GPU):
+        for name in _ALL:
             value = values.get(name)
             if value is None or value != value or value <= 0.0:
                 continue
             shown = shown or name
-            series = self._series.get(name) or self._series.setdefault(name, _Series())
-            if series.add(observation.step, value):
-                finding = self._judge(name, series)
-                if finding is not None:
-                    self._found[name] = finding
-                else:
-                    self._found.pop(name, None)
+            series = self._series.get(name)
+            if series is None:
+                series = self._series[name] = _Series()
+            if series.count == 0:
+                series.first = observation.step
+            series.count += 1
+            if value < series.least:
+                series.least = value
+            if length > series.longest:
+                series.longest = length
+            if series.count >= series.length:
+                series.complete()
+                self._look(name, series)
         if not shown:
             return None
         if self._found:
             return max(self._found.values(), key=lambda verdict: (verdict.status, verdict.score))
         return Verdict(Status.OK, signal=shown, value=values[shown])
 
+    def _look(self, name: str, series: _Series) -> None:
+        grown = series.blocks[-1][1] - series.low >= self._s.growth_gib * _GIB
+        finding = self._judge(name, series) if grown else None
+        if finding is not None:
+            self._found[name] = finding
+        elif self._found:
+            self._found.pop(name, None)
+
     def _judge(self, name: str, series: _Series) -> Verdict | None:
         blocks = series.blocks[int(self._s.skipped_blocks) if series.length == _BLOCK else 1:]
-        if len(blocks) < 5:
+        # A leak may follow on caches that were filled first, so later beginnings are tried, too.
+        for begin in sorted({0, len(blocks) // 3, len(blocks) // 2}):
+            if len(blocks) - begin < _FEWEST_BLOCKS:
+                break
+            finding = self._judge_from(name, blocks[begin:])
+            if finding is not None:
+                return finding
+        return None
+
+    def _judge_from(self, name: str, blocks: list[_Block]) -> Verdict | None:
+        """Judge an even growth over all these blocks."""
+        s = self._s
+        (first, start, short), (last, now, long) = blocks[0], blocks[-1]
+        full = s.host_limit_gib * _GIB if name in HOST else 0.0
+        limit = full * s.full_ratio
+        ratio = s.limit_growth_ratio if limit else s.growth_ratio
+        if now - start < max(ratio * start, s.growth_gib * _GIB) or now < max(block[1] for block in blocks):
             return None
-        (first, start), (last, now) = blocks[0], blocks[-1]
-        if now - start < max(self._s.growth_ratio * start, self._s.growth_gib * _GIB):
+        if name in GPU and short > 0.0 and now / start - 1 <= 1.5 * (long / short - 1):
             return None
+        half = len(blocks) // 2 + 1
+        pace, early, late = _slope(blocks), _slope(blocks[:half]), _slope(blocks[-half:])
         rises = [b[1] > a[1] for a, b in pairwise(blocks)]
-        pace, late = _slope(blocks), _slope(blocks[-max(4, len(blocks) // 3):])
-        if sum(rises) < self._s.rising * len(rises) or late < self._s.still * pace:
+        if sum(rises) < s.rising * len(rises) or min(pace, late) <= 0.0:
             return None
-        where = "Host memory" if name in HOST else "GPU memory held by the allocator"
-        limit = self._s.host_limit_gib * _GIB if name in HOST else 0.0
+        if late < early:  # the pace falls like exp(-steps / lasts)
+            lasts = (blocks[-half][0] - blocks[0][0]) / math.log(early / late)
+            if late * lasts < (max(0.0, limit - now) if limit else s.further_ratio * now):
+                return None
         left = (limit - now) / pace if limit else NAN
-        ahead = (f"; at this pace the {quantity(limit, Unit.BYTES)} of the node are full near step {last + left:.0f}"
-                 if limit else f"; at this pace it has doubled near step {last + now / pace:.0f}")
-        hours = (left if limit else now / pace) * self._step_seconds / 3600
+        near = left <= s.ahead_ratio * (last - first)
+        if not near and now - start < s.growth_ratio * start:
+            return None
+        where = "Host memory" if name in HOST else "Peak GPU memory of the allocator"
+        ahead_steps = max(0.0, full - now if limit else now) / pace
+        ahead = (f"; at this pace the {quantity(full, Unit.BYTES)} of the node are full near step" if limit else
+                 "; at this pace it has doubled near step") + f" {last + ahead_steps:.0f}"
+        hours = ahead_steps * self._step_seconds / 3600
         ahead += f", in {hours:.2g} h" if hours == hours else ""
+        threshold = limit if near else start * (1 + s.growth_ratio)
         return Verdict(
             Status.CRITICAL if limit and left < 50 else Status.WARNING,
-            score=max(1.0, (now - start) / (self._s.growth_ratio * start)), since_step=first, signal=name, value=now,
-            threshold=start * (1 + self._s.growth_ratio),
+            score=max(1.0, now / threshold), since_step=first, signal=name, value=now, threshold=threshold,
             reason=f"{where} has grown from {quantity(start, Unit.BYTES)} to {quantity(now, Unit.BYTES)} since step "
                    f"{first}, {quantity(pace, Unit.BYTES)} a step without levelling off{ahead}.",
             evidence={"bytes_per_step": pace, "start_bytes": start, "bytes": now, "steps_left": left})
 
 
-def _slope(blocks: list[tuple[int, float]]) -> float:
+def _slope(blocks: list[_Block]) -> float:
     """Theil and Sen's slope, in bytes a step."""
-    return median([(b - a) / (y - x) for (x, a), (y, b) in combinations(blocks, 2) if y != x])
+    return median([(b - a) / (y - x) for (x, a, _), (y, b, _) in combinations(blocks, 2) if y != x])

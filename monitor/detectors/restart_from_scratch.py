@@ -48,8 +48,8 @@ SPEC = DetectorSpec(
         "again",
         "set trainer.save_freq, so that there is something to resume from",
     ),
-    misses="A start from scratch under another name, which is another run; weights that were loaded while the step "
-           "counter was not, or the reverse; a new start that is meant, which looks the same unless the configuration "
+    misses="A start from scratch under another name, which is another run; a step counter that was loaded "
+           "while the weights were not; a new start that is meant, which looks the same unless the configuration "
            "says trainer.resume_mode=disable.",
     source="verl's first step is 1 (0 in 0.1); a resumed run goes on after the step of its checkpoint.",
     guide="4.2",
@@ -85,7 +85,7 @@ class RestartFromScratch(Detector):
         self._high = 0  # of this start
         self._lost: int | None = None  # step that was reached before a start from scratch
         self._meant = False
-        self._resumed = NAN
+        self._resumed = self._loaded = NAN  # checkpoint that the console told of: for the next start, of this one
 
     def configured(self, config: Mapping[str, Value]) -> None:
         """A run that is told not to resume starts anew because it was told to."""
@@ -108,16 +108,17 @@ class RestartFromScratch(Detector):
         if self._last is not None and step < self._last:
             self._begin()
         if self._last is None:
-            told = self._resumed == self._resumed and self._resumed >= 1
-            if step <= 1 and self._reached >= self._s.lost_steps and not self._meant and not told:
+            if step <= 1 and self._reached >= self._s.lost_steps and not self._meant:
                 self._lost = self._reached
-            self._resumed = NAN
+            self._loaded, self._resumed = self._resumed, NAN
         self._last, self._high = step, max(self._high, step)
         lost = self._lost
         if lost is None or step > min(self._s.told_steps, lost):
             return Verdict(Status.OK, signal=STEP, value=float(step))
+        how = (f"although the checkpoint of step {self._loaded:.0f} was loaded" if self._loaded >= 1 else
+               "without resuming from a checkpoint")
         return Verdict(
             Status.WARNING, score=1.0 + lost / 100, since_step=min(step, 1), signal=STEP, value=float(step),
-            reason=f"The run was started again at step {min(step, 1)} after it had reached step {lost}, without "
-                   f"resuming from a checkpoint: the training of {lost} steps is lost or done twice.",
+            reason=f"The run was started again at step {min(step, 1)} after it had reached step {lost}, {how}: "
+                   f"the training of {lost} steps is lost or done twice.",
             evidence={"reached_step": float(lost), "step": float(step)})
