@@ -2,63 +2,55 @@
 
 A page has no rows: it shows what was last set. So a row is made when the step counter has moved, never because a value
 has or time has passed. A scrape may come in the middle of an update, the counter moved and the rest still old, or the
-other way about; so the row of a step is told when a second look finds the counter unchanged, with the values of that
-look, or when the counter has moved on. Steps in between are counted as ``missed_steps``; nothing is made up for them.
+other way about; so the row of a step is told when a second look, a second later at most, finds the counter unchanged,
+with the values of that look, or when the counter has moved on. Steps in between are counted as ``missed_steps``;
+nothing is made up for them.
+
+What a page keeps showing of an earlier step cannot be told from a value that came again. So what is logged now and then
+only, as validations are, is told when its value has changed; one that comes out the same as before is lost.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
-import urllib.error
-import urllib.request
-import zlib
+import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
-from http.client import HTTPException, HTTPResponse
-from typing import Any
 from urllib.parse import urlsplit
 
 from monitor.model import RawStep, RunEnded, RunStarted, RunState, SourceEvent
 from monitor.sources import SourceStats, clean_name
-from monitor.sources.exposition import STEP_COUNTERS, RunPage, read_page
+from monitor.sources.exposition import MAX_RUNS, STEP_COUNTERS, RunPage
+from monitor.sources.scrape import Failed, Scraped, scrape
 
 logger = logging.getLogger(__name__)
 
-REASONS = ("unreadable", "bad_page", "missed_steps", "cut")
-ACCEPT = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4"
-MAX_BODY = 64 * 2**20
-"""Longest page, in bytes, unpacked; a thousand runs have 10 MB."""
+REASONS = ("unreadable", "bad_page", "missed_steps", "cut", "repeated")
+"""``unreadable`` and ``bad_page`` count scrapes, ``missed_steps`` steps, ``cut`` samples beyond the caps, ``repeated``
+samples of a value that another one of the same page has told."""
 
-_DEADLINE_SECONDS = 10.0
 _LONGEST_PAUSE = 60.0
 _SECOND_LOOK_SECONDS = 1.0  # after a counter has moved
+# What is logged now and then, and is of its own step only, while a page keeps showing the last one.
+_SPORADIC = ("val-", "val/", "verl_validation", "verl_gradient_warnings", "verl_rollout_errors", "verl_resumed_from")
+_PATIENCE_SECONDS = 30.0  # with a scrape and its parsing; most of what hangs ends earlier, by the scrape's own deadline
 _GONE_AFTER = 3  # pages without a run before it is gone
-
-
-class ScrapeError(Exception):
-    """A page that could not be had; the message says why."""
-
-
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *_: Any) -> None:
-        """None: a redirect is an answer that is no page, wherever it leads."""
-
-
-# No proxy either: an exporter is asked directly, as Prometheus does it.
-_OPENER = urllib.request.build_opener(_NoRedirect, urllib.request.ProxyHandler({}))
+_KNOWN = 2 * MAX_RUNS  # runs remembered, so that one that comes back is not told anew
 
 
 @dataclass(slots=True)
 class _Run:
-    """What is known of a run. ``told``: the last step told; ``pending``: the step that is waited with."""
+    """What is known of a run. ``rank``: which step counter it has; ``told``: the last step told; ``pending``: the step
+    that is waited with."""
 
+    rank: int = len(STEP_COUNTERS)
     told: int | None = None
     pending: int | None = None
+    project: str = ""
     values: Mapping[str, float] = field(default_factory=dict)
-    sent: dict[str, float] = field(default_factory=dict)  # validation scores, as they were told last
+    sporadic: Mapping[str, float] = field(default_factory=dict)  # values of such keys, as the page had them last
     missing: int = 0
     ended: bool = False
 
@@ -73,11 +65,17 @@ class PrometheusSource:
         every_seconds: pause between two scrapes.
         name: of the source on /metrics; by default ``prometheus:`` and the host.
         token: sent as a bearer token, where there is one.
+
+    Raises:
+        ValueError: the URL is not one of http or https.
     """
 
     def __init__(self, url: str, *, clock: Callable[[], float], run: str | None = None, project: str | None = None,
                  every_seconds: float = 5.0, name: str | None = None, token: str = "") -> None:
-        host = urlsplit(url).netloc.rpartition("@")[2]
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"expected a URL such as http://HOST:PORT/metrics, got {url!r}")
+        host = parts.netloc.rpartition("@")[2]
         self.stats = SourceStats(name or f"prometheus:{host}", rejected=dict.fromkeys(REASONS, 0))
         self._url, self._clock, self._every, self._token = url, clock, every_seconds, token
         self._run = clean_name(run or host)
@@ -88,7 +86,7 @@ class PrometheusSource:
         self._failures = 0
         self._soon = False
         # A scrape outlives the wait for it, so that one that hangs is not joined by others.
-        self._scrape: asyncio.Task[tuple[str, bool]] | None = None
+        self._scrape: asyncio.Future[Scraped | Failed] | None = None
 
     def alive(self) -> None:
         """Its scrapes say whether it is."""
@@ -114,140 +112,125 @@ class PrometheusSource:
 
     async def _look(self) -> None:
         if self._scrape is None:
-            self._scrape = asyncio.create_task(asyncio.to_thread(fetch, self._url, self._token))
-        done, _ = await asyncio.wait({self._scrape}, timeout=_DEADLINE_SECONDS + 2)
+            self._scrape = self._begin()
+        done, _ = await asyncio.wait({self._scrape}, timeout=_PATIENCE_SECONDS)
         if self._closed.is_set():
             return
         if not done:
-            self._down("unreadable", f"no answer for more than {_DEADLINE_SECONDS:.0f} s")
+            self._down(Failed("unreadable", f"no answer for more than {_PATIENCE_SECONDS:.0f} s"))
             return
-        scrape, self._scrape = self._scrape, None
-        try:
-            text, open_metrics = scrape.result()
-            self.stats.bytes += len(text)
-            # Parsing a large page takes a second: not in the loop.
-            pages, cut = await asyncio.to_thread(read_page, text, self._run, open_metrics=open_metrics)
-        except (ScrapeError, OSError) as error:
-            self._down("unreadable", str(error))
-        except ValueError as error:
-            self._down("bad_page", f"expected a page of Prometheus' text format, got something else ({error})")
-        else:
-            self._failures = 0
-            self.stats.reject("cut", cut)
-            self._take(pages)
+        scraped, self._scrape = self._scrape.result(), None
+        if isinstance(scraped, Failed):
+            self._down(scraped)
+            return
+        self._failures = 0
+        self.stats.bytes += scraped.size
+        self.stats.reject("cut", scraped.cut)
+        self.stats.reject("repeated", sum(page.repeated for page in scraped.pages.values()))
+        self._take(scraped.pages)
 
-    def _down(self, reason: str, detail: str) -> None:
-        self.stats.reject(reason)
-        self.stats.up, self.stats.detail = False, f"{self.stats.name}: {detail}"
+    def _begin(self) -> asyncio.Future[Scraped | Failed]:
+        """A scrape, in a thread of its own: in the loop's few, endpoints that hang would keep /metrics and the files
+        waiting, and the end of the process too. Parsing belongs there as well: a large page takes seconds."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Scraped | Failed] = loop.create_future()
+
+        def settle(outcome: Scraped | Failed) -> None:
+            if not future.done():
+                future.set_result(outcome)
+
+        def work() -> None:
+            outcome = scrape(self._url, self._token, self._run)
+            try:
+                loop.call_soon_threadsafe(settle, outcome)
+            except RuntimeError:  # the loop has ended, so nobody waits
+                return
+
+        threading.Thread(target=work, name=self.stats.name, daemon=True).start()
+        return future
+
+    def _down(self, failed: Failed) -> None:
+        self.stats.reject(failed.reason)
+        self.stats.up, self.stats.detail = False, f"{self.stats.name}: {failed.detail}"
         if not self._failures:
-            logger.warning("%s cannot be scraped: %s; trying again", self.stats.name, detail)
+            logger.warning("%s cannot be scraped: %s; trying again", self.stats.name, failed.detail)
         self._failures += 1
 
     def _take(self, pages: Mapping[str, RunPage]) -> None:
         now = self._clock()
         self.stats.up, self.stats.last_read_seconds, self.stats.files = True, now, len(pages)
         self._soon = False
-        stepless = 0
-        for name, page in pages.items():
-            if page.step is None:
+        stepless, present = 0, set()
+        for label, page in pages.items():
+            name = clean_name(label)
+            present.add(name)
+            if page.step is None and not page.state:
                 stepless += 1
-                continue
-            self._see(clean_name(name), page, page.step, now)
-        expected = ", ".join(STEP_COUNTERS)
-        self.stats.detail = f"{stepless} run(s) without a step counter; expected one of {expected}" if stepless else ""
+            else:
+                self._see(name, page, now)
+        wanted = f"no step counter: expected one of {', '.join(STEP_COUNTERS)}"
+        self.stats.detail = "" if pages and not stepless else f"{stepless} run(s) with {wanted}" if pages else wanted
         for name, run in self._runs.items():
-            run.missing = 0 if any(clean_name(known) == name for known in pages) else run.missing + 1
-            if run.missing == _GONE_AFTER and not run.ended:
+            run.missing = 0 if name in present else run.missing + 1
+            if run.missing == _GONE_AFTER:
                 self._end(name, run, RunState.GONE, "its series have left the page", now)
+        oldest = sorted(self._runs, key=lambda name: -self._runs[name].missing) if len(self._runs) > _KNOWN else []
+        for name in oldest[: len(self._runs) - _KNOWN]:
+            self._end(name, self._runs.pop(name), RunState.GONE, "its series have left the page", now)
 
-    def _see(self, name: str, page: RunPage, step: int, now: float) -> None:
-        run = self._runs.get(name)
+    def _see(self, name: str, page: RunPage, now: float) -> None:
         project = clean_name(page.project) if page.project else self._project
+        run = self._runs.get(name)
         if run is None:
             run = self._runs[name] = _Run()
             self._events.append(RunStarted(name, now, project))
+        run.project = project
+        if page.step is not None and page.rank <= run.rank:
+            self._count(name, run, page, page.step, now)
+        if page.ended:
+            self._end(name, run, RunState(page.state), f"its exporter says that it is {page.state}", now)
+
+    def _count(self, name: str, run: _Run, page: RunPage, step: int, now: float) -> None:
+        """Look at the step counter."""
+        if page.rank < run.rank:  # it has a better counter now, whose numbers are others
+            run.rank, run.told, run.pending = page.rank, None, None
         known = run.pending if run.pending is not None else run.told
         if known is not None and step < known:
-            self._tell(name, run, project, now)
+            self._tell(name, run, now)
             self.stats.restarts += 1
-            self._events.append(RunStarted(name, now, project, restarted=True))
+            self._events.append(RunStarted(name, now, run.project, restarted=True))
             run.told = known = None
-        if known is None or step != known:
-            self._tell(name, run, project, now)
+        if step != known:
+            self._tell(name, run, now)
             run.pending, run.values, run.ended = step, page.values, False
             self._soon = True
         elif run.pending is not None:
             run.values = page.values
-            self._tell(name, run, project, now)
-        if page.ended and not run.ended:
-            self._tell(name, run, project, now)
-            self._end(name, run, RunState(page.ended), f"its exporter says that it is {page.ended}", now)
+            self._tell(name, run, now)
 
-    def _tell(self, name: str, run: _Run, project: str, now: float) -> None:
+    def _tell(self, name: str, run: _Run, now: float) -> None:
         """Tell the row of the step that was waited with."""
         if run.pending is None:
             return
         if run.told is not None and run.pending > run.told + 1:
             self.stats.reject("missed_steps", run.pending - run.told - 1)
-        values = {key: value for key, value in run.values.items() if self._is_new(run, key, value)}
+        sporadic = {key: value for key, value in run.values.items() if key.startswith(_SPORADIC)}
+        old = {key for key, value in sporadic.items() if _same(value, run.sporadic.get(key))}
+        run.sporadic = sporadic
+        values = {key: value for key, value in run.values.items() if key not in old}
         # When the first row was made nobody knows.
-        self._events.append(RawStep(name, run.pending, now, values, project, live=run.told is not None))
+        self._events.append(RawStep(name, run.pending, now, values, run.project, live=run.told is not None))
         self.stats.records += 1
         self.stats.last_record_seconds = now
         run.told, run.pending = run.pending, None
 
-    @staticmethod
-    def _is_new(run: _Run, key: str, value: float) -> bool:
-        # A page keeps showing the last validation, which is of its own step only.
-        if not key.startswith(("val-", "val/", "verl_validation")):
-            return True
-        before = run.sent.get(key)
-        run.sent[key] = value
-        return value != before
-
     def _end(self, name: str, run: _Run, state: RunState, reason: str, now: float) -> None:
+        if run.ended:
+            return
+        self._tell(name, run, now)
         run.ended = True
         self._events.append(RunEnded(name, now, state, reason))
 
 
-def fetch(url: str, token: str = "") -> tuple[str, bool]:
-    """A page's text, and whether it is OpenMetrics. Blocking.
-
-    Raises:
-        ScrapeError: there is no such page, or it is too long or too slow.
-        OSError: it cannot be reached.
-    """
-    headers = {"Accept": ACCEPT, "Accept-Encoding": "gzip", "User-Agent": "verl-monitor"}
-    if token:
-        headers["Authorization"] = f"Bearer {token}"
-    try:
-        with _OPENER.open(urllib.request.Request(url, headers=headers), timeout=_DEADLINE_SECONDS) as answer:
-            kind = answer.headers.get("Content-Type", "")
-            body = _body(answer, packed=answer.headers.get("Content-Encoding", "") == "gzip")
-    except urllib.error.HTTPError as error:
-        error.close()
-        raise ScrapeError(f"expected status 200, got {error.code}") from None
-    except urllib.error.URLError as error:
-        raise ScrapeError(str(error.reason)) from None
-    except (HTTPException, ValueError, zlib.error) as error:
-        raise ScrapeError(f"expected an HTTP answer, got something else ({error})") from None
-    return body.decode("utf-8", "replace"), "openmetrics" in kind
-
-
-def _body(answer: HTTPResponse, *, packed: bool) -> bytes:
-    unpack = zlib.decompressobj(31) if packed else None
-    deadline = time.monotonic() + _DEADLINE_SECONDS
-    parts: list[bytes] = []
-    size = 0
-    while data := answer.read(65536):
-        if unpack is not None:
-            data = unpack.decompress(data, MAX_BODY - size + 1)
-        size += len(data)
-        parts.append(data)
-        if size > MAX_BODY:
-            raise ScrapeError(f"expected at most {MAX_BODY} bytes, got more")
-        if time.monotonic() > deadline:
-            raise ScrapeError(f"expected the whole page within {_DEADLINE_SECONDS:.0f} s, got a part of it")
-    if answer.length:  # http.client does not mind
-        raise ScrapeError(f"expected {answer.length} bytes more, got a part of the page")
-    return b"".join(parts)
+def _same(value: float, before: float | None) -> bool:
+    return value == before or (before is not None and value != value and before != before)
