@@ -1,0 +1,1 @@
+"""Facts beside the metrics: GPUs and processes of a node, Ray, checkpoints. Each probe may fail or hang by itself."""
