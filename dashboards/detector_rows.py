@@ -8,9 +8,10 @@ from dashboards.layout import Placed, side_by_side
 from dashboards.panels import RED, Links, graph_panel, link
 from dashboards.queries import Name, Query, select, series_query, while_active, words_of
 from dashboards.sdk import model
-from monitor.catalog import Metric, metric_of
+from monitor.catalog import metric_of
 from monitor.detectors.non_finite import NonFiniteDetector
 from monitor.detectors.rollout_stall import RolloutStall
+from monitor.metric import Metric
 from monitor.model import DetectorSpec
 from monitor.units import Unit
 

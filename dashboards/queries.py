@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
-from monitor.catalog import BY_NAME, Metric, label_map, metric_of
+from monitor.catalog import BY_NAME, label_map, metric_of
+from monitor.metric import Metric
 from monitor.model import RunState
 from monitor.units import Unit
 

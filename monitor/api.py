@@ -8,8 +8,9 @@ import orjson
 
 from monitor.catalog import metric_of, verl_keys
 from monitor.model import Incident, Severity, Status, Verdict
-from monitor.run import DetectorView, RunView
+from monitor.run import RunView
 from monitor.units import quantity
+from monitor.watches import DetectorView
 
 
 def dumps(value: object, *, indent: bool = False) -> bytes:

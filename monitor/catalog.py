@@ -13,50 +13,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
 from functools import lru_cache
 
+from monitor.machine_metrics import MACHINE
+from monitor.metric import Metric, NonFinite
 from monitor.model import NAN, Observation, RawStep
 from monitor.units import Unit
-
-
-class NonFinite(Enum):
-    """What it means when a metric is not a number."""
-
-    FATAL = "the model or its optimizer has diverged"
-    SUSPECT = "the batch is broken; fatal when it lasts"
-    UNDEFINED = "the statistic is undefined for this batch, for example a correlation of constants"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Metric:
-    """One metric family on /metrics and the verl keys that feed it.
-
-    ``keys`` maps a verl key to the values of ``labels``. A key may hold placeholders, ``timing_s/{stage}``:
-    each takes one or more path segments, and its name stands as ``{stage}`` in the label values.
-    ``scale`` multiplies verl's value to reach the base unit; ``key_scale`` overrides it for single keys.
-    ``zero_is_unset``: a key that some version writes as exactly 0 when it does not measure it; another key of
-    the same series with a value then wins.
-    ``panel`` is the dashboard group, ``log`` whether its natural axis is logarithmic.
-    """
-
-    name: str
-    unit: Unit
-    help: str
-    panel: str
-    keys: Mapping[str, tuple[str, ...]]
-    labels: tuple[str, ...] = ()
-    scale: float = 1.0
-    key_scale: Mapping[str, float] | None = None
-    zero_is_unset: bool = False
-    nonfinite: NonFinite = NonFinite.UNDEFINED
-    log: bool = False
-
-    def series(self, label_values: tuple[str, ...]) -> str:
-        """Series id for the given label values."""
-        if not label_values:
-            return self.name
-        return f"{self.name}/" + "|".join(value.replace("|", "_") for value in label_values)
 
 
 def _stats(prefix: str, *stats: str) -> dict[str, tuple[str, ...]]:
@@ -269,6 +231,7 @@ _PLACEHOLDER = {
 _SERIES = "verl_"  # before a series in place of a key; no key of verl's begins so
 
 BY_NAME: Mapping[str, Metric] = {metric.name: metric for metric in METRICS}
+_ALL: dict[str, Metric] = {metric.name: metric for metric in (*METRICS, *MACHINE)}
 
 HAS_CRITIC_SERIES = frozenset({"critic_loss", "value/mean", "value/max", "value/min"})
 """Series that prove a critic. The prefix ``critic/`` does not: verl logs scores and advantages under it too."""
@@ -347,12 +310,14 @@ def metric_of(series: str) -> Metric:
     Raises:
         KeyError: the series' name is not in the catalogue.
     """
-    return BY_NAME[series.split("/", 1)[0]]
+    return _ALL[series.split("/", 1)[0]]
 
 
 def verl_keys(series: str) -> tuple[str, ...]:
-    """The verl keys that feed a series, current name first."""
+    """The verl keys that feed a series, current name first; of a metric of the machine, its own name."""
     metric = metric_of(series)
+    if metric.machine:
+        return (f"verl_{metric.name}",)
     values = tuple(value for _, value in label_map(series))
     exact = tuple(key for key, labels in metric.keys.items() if labels == values)
     if exact:
@@ -434,5 +399,7 @@ def nonfinite_kind(series: str) -> NonFinite:
 def label_map(series: str) -> tuple[tuple[str, str], ...]:
     """``(label, value)`` pairs of a series, in the metric's order."""
     name, _, values = series.partition("/")
-    labels = BY_NAME[name].labels
+    labels = _ALL[name].labels
+    if not values and _ALL[name].machine:  # all GPUs, nodes or states
+        return ()
     return tuple(zip(labels, values.split("|"), strict=True)) if labels else ()

@@ -6,12 +6,15 @@ Not thread-safe: one thread (the event loop) feeds it. A snapshot is made of cop
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from monitor.catalog import parse
-from monitor.detectors import DETECTORS, Detector
+from monitor.detectors import DETECTORS, MACHINE_DETECTORS, Detector
+from monitor.facts import Facts
+from monitor.machine import Machine, MachineView
 from monitor.model import RawStep, RunConfig, RunEnded, RunStarted, RunState, SourceEvent
-from monitor.run import DetectorCost, Limits, Run, RunView
+from monitor.run import Limits, Run, RunView
+from monitor.watches import DetectorCost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +44,7 @@ class Snapshot:
     rejected_values: int
     repeated_rows: int
     costs: Mapping[str, tuple[int, float]]
+    machine: MachineView | None = None
 
     def find(self, name: str) -> RunView | None:
         """The run of that name."""
@@ -50,16 +54,20 @@ class Snapshot:
 class Engine:
     """Runs and their detectors.
 
-    ``make_detectors`` builds the detectors of a new run from its name; by default every one of ``DETECTORS``.
+    ``make_detectors`` builds the detectors of a new run from its name; by default every one of ``DETECTORS``;
+    ``make_machine_detectors`` those of the machine room, by default every one of ``MACHINE_DETECTORS``.
     ``rename`` puts an event under the names that a user gave; by default the source's names stay.
     """
 
     def __init__(self, settings: EngineSettings | None = None,
                  make_detectors: Callable[[str], Sequence[Detector]] | None = None,
-                 rename: Callable[[SourceEvent], SourceEvent] | None = None) -> None:
+                 rename: Callable[[SourceEvent], SourceEvent] | None = None,
+                 make_machine_detectors: Callable[[str], Sequence[Detector]] | None = None) -> None:
         self.settings = settings or EngineSettings()
         self._make = make_detectors or (lambda _: [detector() for detector in DETECTORS])
+        self._make_machine = make_machine_detectors or (lambda _: [detector() for detector in MACHINE_DETECTORS])
         self._rename = rename
+        self._machine: Machine | None = None
         self._runs: dict[str, Run] = {}
         self._views: dict[str, RunView] = {}
         self._costs: dict[str, DetectorCost] = {}
@@ -106,6 +114,25 @@ class Engine:
             if run.ended_seconds is not None and now - run.ended_seconds > self.settings.retain_ended_seconds:
                 self._forget(name)
 
+    def probe(self, facts: Facts, name: str) -> None:
+        """Take in what the probes see now. ``name``: what the machine room is called."""
+        facts = replace(facts, active_runs=sum(run.state.active for run in self._runs.values()))
+        if self._machine is None:
+            detectors = self._make_machine(name)
+            for detector in detectors:
+                self._costs.setdefault(detector.spec.id, DetectorCost())
+            self._machine = Machine(name, facts, detectors, self._costs)
+            self.version += 1
+        if self._machine.probe(facts):
+            self.version += 1
+        for run in self._runs.values():
+            if run.probe(facts):
+                self._changed(run)
+
+    def active_runs(self) -> list[Run]:
+        """Runs of which steps are still expected."""
+        return [run for run in self._runs.values() if run.state.active]
+
     def snapshot(self) -> Snapshot:
         """A picture of now. Runs that did not change since the last one are not copied again."""
         for name, run in self._runs.items():
@@ -117,7 +144,8 @@ class Engine:
             dropped_series=self._dropped_series + sum(run.dropped_series for run in self._runs.values()),
             rejected_values=self._rejected_values,
             repeated_rows=self._repeated_rows + sum(run.repeated_rows for run in self._runs.values()),
-            costs={name: (cost.errors, cost.seconds) for name, cost in self._costs.items()})
+            costs={name: (cost.errors, cost.seconds) for name, cost in self._costs.items()},
+            machine=self._machine.view() if self._machine else None)
 
     def _run(self, name: str, project: str, source: str, now: float) -> Run | None:
         run = self._runs.get(name)

@@ -243,3 +243,9 @@ class Facts:
     ray: RayFacts | None = None
     checkpoints: Mapping[str, CheckpointFacts] = field(default_factory=dict)
     active_runs: int = 0
+
+    @property
+    def kinds(self) -> frozenset[str]:
+        """What there are facts of: ``gpu``, ``ray``, ``checkpoints``."""
+        kinds = {"gpu"} if any(node.gpu_state is not GpuState.NONE for node in self.nodes) else set()
+        return frozenset(kinds | ({"ray"} if self.ray else set()) | ({"checkpoints"} if self.checkpoints else set()))

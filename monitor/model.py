@@ -111,6 +111,8 @@ class DetectorSpec:
 
     ``required``: groups of catalogue series; one series of each group is needed, else the detector is blind.
     ``optional``: series that sharpen it. ``wake``: how to make verl log what is required.
+    ``facts``: kinds of probes that it judges by (``gpu``, ``ray``, ``checkpoints``); it may then require no series.
+    ``machine``: it judges the machine or cluster and no run.
     ``rise_steps`` and ``clear_steps``: consecutive judged steps before a finding is raised and dropped.
     ``under``: ids of detectors whose finding makes this one's a mere consequence.
     ``actions``: what to do, in order, with verl's configuration keys; ``misses``: what it cannot see;
@@ -134,9 +136,11 @@ class DetectorSpec:
     rise_steps: int = 2
     clear_steps: int = 5
     under: tuple[str, ...] = ()
+    facts: tuple[str, ...] = ()
+    machine: bool = False
 
     def __post_init__(self) -> None:
-        may_be_empty = {"optional", "under"}
+        may_be_empty = {"optional", "under", "facts", "machine"} | ({"required"} if self.facts else set())
         empty = [f.name for f in fields(self) if not getattr(self, f.name) and f.name not in may_be_empty]
         if empty:
             raise ValueError(f"detector spec {self.id!r}: empty field(s) {', '.join(empty)}")

@@ -25,6 +25,9 @@ class Unit(Enum):
     SECONDS = ("seconds", "s", "s")
     BYTES = ("bytes", "bytes", "bytes")
     STEPS = ("steps", "short", "steps")
+    WATTS = ("watts", "watt", "W")
+    CELSIUS = ("celsius", "celsius", "°C")
+    HERTZ = ("hertz", "hertz", "Hz")
 
     @property
     def suffix(self) -> str:

@@ -10,13 +10,14 @@ import pytest
 
 from tests.helpers import REPOSITORY
 
-ORDER = ("__init__", "units", "model", "catalog", "stats", "hysteresis", "verl_config", "detectors", "run", "engine",
-         "sources", "config", "clock", "replay", "evaluate", "exporter",
-         "api", "attach", "service", "serve", "demo", "cli")
+ORDER = ("__init__", "units", "model", "facts", "metric", "machine_metrics", "catalog", "stats", "hysteresis",
+         "verl_config", "detectors", "watches", "run", "machine", "engine", "sources", "probes", "config", "clock",
+         "replay", "evaluate", "compare", "preflight", "families", "machine_exporter",
+         "exporter", "api", "attach", "service", "serve", "demo", "cli")
 """Modules of the package; each imports only from those before it."""
 
 ONLY_IN = {"fastapi": {"service"}, "uvicorn": {"serve"}, "jinja2": {"service"}, "yaml": {"config"},
-           "prometheus_client": {"exporter", "sources"},
+           "prometheus_client": {"families", "machine_exporter", "exporter", "sources"},
            "ray": {"probes", "evaluate"}, "torch": set(), "numpy": set()}
 
 

@@ -18,7 +18,8 @@ from monitor.model import (
     SourceEvent,
     Verdict,
 )
-from monitor.run import BROKEN_AFTER_ERRORS, DetectorView, RunView
+from monitor.run import RunView
+from monitor.watches import BROKEN_AFTER_ERRORS, DetectorView
 from tests.helpers import CASES, feed, rows
 
 GOOD: dict[str, object] = {"actor/pg_loss": 0.1, "actor/grad_norm": 1.0, "actor/ppo_kl": 0.001,

@@ -46,4 +46,9 @@ DETECTORS: tuple[type[Detector], ...] = (
 )
 """Every detector, causes before the consequences they suppress."""
 
-__all__ = ["DETECTORS", "Detector", "Settings"]
+MACHINE_DETECTORS: tuple[type[Detector], ...] = ()
+"""Every detector that judges a machine or cluster instead of a run."""
+
+ALL_DETECTORS = (*DETECTORS, *MACHINE_DETECTORS)
+
+__all__ = ["ALL_DETECTORS", "DETECTORS", "MACHINE_DETECTORS", "Detector", "Settings"]

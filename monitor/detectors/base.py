@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from monitor.facts import Facts
 from monitor.model import DetectorSpec, Observation, Verdict
 from monitor.verl_config import Value
 
@@ -47,6 +48,10 @@ class Detector(ABC):
 
     def configured(self, config: Mapping[str, Value]) -> None:  # noqa: B027 - most detectors have nothing to do
         """The run's resolved configuration became known: verl's keys with dots between levels, and their values."""
+
+    def probed(self, facts: Facts) -> Verdict | None:
+        """The probes have looked again. None: no opinion."""
+        return None
 
     def restarted(self, time_seconds: float) -> None:  # noqa: B027 - most detectors have nothing to do
         """The run's log was begun (again) at this time. Baselines stay: a resumed run is still the same run."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import cast
 
-from monitor.catalog import NonFinite, nonfinite_kind, verl_keys
+from monitor.catalog import nonfinite_kind, verl_keys
 from monitor.detectors.base import Detector, Settings, setting
+from monitor.metric import NonFinite
 from monitor.model import DetectorSpec, Observation, Severity, Status, Verdict
 
 _FATAL_SERIES = ("policy_loss", "gradient_norm/actor", "critic_loss", "supervised_loss_nats/train")

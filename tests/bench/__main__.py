@@ -94,7 +94,7 @@ def memory() -> None:
         engine.snapshot()
         held = tracemalloc.get_traced_memory()[0] - before
         tracemalloc.stop()
-        pickled = sum(len(pickle.dumps(w.detector)) for w in engine._runs["run"]._watches)
+        pickled = sum(len(pickle.dumps(w.detector)) for w in engine._runs["run"].watches.items)
         print(f"memory of a run after {length:6,} steps: {held / 1e3:6.0f} kB with its snapshot "
               f"({pickled / 1e3:.0f} kB of detectors, pickled)")
     tracemalloc.start()

@@ -42,7 +42,7 @@ def test_specification(kind: type[Detector]) -> None:
 
 def test_a_specification_with_an_empty_field_fails_at_import() -> None:
     for field in fields(DetectorSpec):
-        if field.name not in ("optional", "under", "rise_steps", "clear_steps"):
+        if field.name not in ("optional", "under", "facts", "machine", "rise_steps", "clear_steps"):
             empty: object = () if field.name in ("required", "diagnosis", "actions", "panel") else ""
             with pytest.raises(ValueError, match=field.name):
                 replace(DETECTORS[0].spec, **{field.name: empty})  # type: ignore[arg-type]
