@@ -138,7 +138,8 @@ class PlacementGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Actor:
-    """A Ray actor. ``death``: why it is dead, in Ray's words; ``intended``: it was ended by its own job, or with it."""
+    """A Ray actor. ``death``: why it is dead, in Ray's words; ``intended``: it was ended by its own job, or with it.
+    ``resources``: what it holds outside of any placement group, whose id is ``group``."""
 
     id: str
     class_name: str
@@ -151,6 +152,8 @@ class Actor:
     restarts: int = 0
     death: str = ""
     intended: bool = False
+    group: str = ""
+    resources: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,7 +184,7 @@ class Task:
 class RayFacts:
     """A Ray cluster, as its dashboard's API tells it. ``reachable``: false when it does not answer, which is neither
     "no actors" nor "all well"; then the rest is the last known. ``truncated``: lists that Ray cut.
-    ``tasks``: None where they were not asked for."""
+    ``tasks``: those that run, None where they were not asked for. ``used``: resources in use, groups included."""
 
     time_seconds: float
     address: str = ""
@@ -191,6 +194,7 @@ class RayFacts:
     actors: tuple[Actor, ...] = ()
     nodes: tuple[RayNode, ...] = ()
     tasks: tuple[Task, ...] | None = None
+    used: Mapping[str, float] = field(default_factory=dict)
     active_jobs: tuple[str, ...] = ()
     truncated: tuple[str, ...] = ()
     recorded: bool = False

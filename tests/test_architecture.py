@@ -10,7 +10,7 @@ import pytest
 
 from tests.helpers import REPOSITORY
 
-ORDER = ("__init__", "units", "model", "facts", "metric", "machine_metrics", "catalog", "stats", "hysteresis",
+ORDER = ("__init__", "units", "http", "model", "facts", "metric", "machine_metrics", "catalog", "stats", "hysteresis",
          "verl_config", "detectors", "watches", "run", "machine", "engine", "sources", "probes", "config", "clock",
          "replay", "evaluate", "compare", "preflight", "families", "machine_exporter",
          "exporter", "api", "attach", "service", "serve", "demo", "cli")

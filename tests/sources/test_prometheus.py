@@ -24,12 +24,13 @@ from monitor import api
 from monitor.catalog import METRICS, parse, resolve, series_key
 from monitor.engine import Engine
 from monitor.exporter import MonitorView, Renderer
+from monitor.http import HttpError
 from monitor.model import RawStep, RunEnded, RunStarted, RunState, SourceEvent
 from monitor.sources import exposition, scrape
 from monitor.sources import prometheus as module
 from monitor.sources.exposition import read_page, unflatten
 from monitor.sources.prometheus import PrometheusSource
-from monitor.sources.scrape import ScrapeError, fetch
+from monitor.sources.scrape import fetch
 from tests.helpers import CASES, LAB, rows, wait_for
 from tests.servers import get, get_json, monitor
 
@@ -524,7 +525,7 @@ def test_a_body_that_drips_ends_with_the_deadline(monkeypatch: pytest.MonkeyPatc
 
     with exporter(drip) as url:
         started = time.monotonic()
-        with pytest.raises(ScrapeError, match="got a part of it"):
+        with pytest.raises(HttpError, match="got a part of it"):
             fetch(url)
         assert time.monotonic() - started < 2.0
 
@@ -611,7 +612,7 @@ def test_a_token_is_sent() -> None:
 
     with exporter(answer) as url:
         assert fetch(url, "s3cret") == ("x 1\n", False)
-        with pytest.raises(ScrapeError, match="got 401"):
+        with pytest.raises(HttpError, match="got 401"):
             fetch(url)
 
 
