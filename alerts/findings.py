@@ -48,11 +48,11 @@ def words(spec: DetectorSpec, severity: Severity, options: Options, *, run: str,
     """Annotations: what people are told. ``run``, ``path`` and ``numbers`` are templates, or in tests what comes out of
     them."""
     return {
-        "summary": f"Run {run}: {plain(spec.title)} ({severity.value})",
+        "summary": f"{'Machines' if spec.machine else 'Run'} {run}: {plain(spec.title)} ({severity.value})",
         "description": f"{numbers}\n{plain(spec.meaning)}\nImpact: {plain(spec.impact)}",
         "action": plain(numbered(spec.actions)),
         "runbook_url": options.runbook_url(spec.alert),
-        "page_url": options.page_url(path),
+        "page_url": options.machine_url if spec.machine else options.page_url(path),
     }
 
 

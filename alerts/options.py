@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from monitor.detectors import DETECTORS
+from monitor.detectors import ALL_DETECTORS
 from monitor.model import DetectorSpec
 
-SPECS: tuple[DetectorSpec, ...] = tuple(detector.spec for detector in DETECTORS)
+SPECS: tuple[DetectorSpec, ...] = tuple(detector.spec for detector in ALL_DETECTORS)
 """The specs of all detectors, causes first."""
 
 
@@ -37,6 +37,11 @@ class Options:
     def page_url(self, run: str) -> str:
         """Address of a run's page."""
         return f"{self.monitor_url.rstrip('/')}/runs/{run}"
+
+    @property
+    def machine_url(self) -> str:
+        """Address of the machine room's page."""
+        return f"{self.monitor_url.rstrip('/')}/machine"
 
 
 DEFAULTS = Options()

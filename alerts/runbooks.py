@@ -15,24 +15,27 @@ from alerts.options import DEFAULTS
 from alerts.pictures import RECORDINGS
 from alerts.yaml_text import MARK
 from monitor.catalog import label_map, metric_of, verl_keys
-from monitor.detectors import DETECTORS, Detector
+from monitor.detectors import ALL_DETECTORS, Detector
 from monitor.model import DetectorSpec
 
 _GENERATED = f"<!-- {MARK} Do not edit. -->"
-_BY_ID = {detector.spec.id: detector.spec for detector in DETECTORS}
+_BY_ID = {detector.spec.id: detector.spec for detector in ALL_DETECTORS}
 
 
 def render_runbooks() -> dict[str, str]:
     """File name -> page."""
-    pages = {f"{detector.spec.alert}.md": finding_page(detector) for detector in DETECTORS}
+    pages = {f"{detector.spec.alert}.md": finding_page(detector) for detector in ALL_DETECTORS}
     pages |= {f"{alert.name}.md": monitor_page(alert) for alert in MONITOR_ALERTS}
     return pages | {"README.md": _index()}
 
 
 def promql(series: str, run: str = "RUN") -> str:
     """A catalogue series as a PromQL selector."""
-    labels = "".join(f',{label}="{value}"' for label, value in label_map(series))
-    return f'verl_{metric_of(series).name}{{run="{run}"{labels}}}'
+    metric = metric_of(series)
+    labels = [f'{label}="{value}"' for label, value in label_map(series)]
+    if not metric.machine or "run" in metric.labels:
+        labels.insert(0, f'run="{run}"')
+    return f"verl_{metric.name}{{{','.join(labels)}}}"
 
 
 def _page(title: str, parts: Iterable[tuple[str, str]]) -> str:
@@ -82,11 +85,13 @@ def _queries(spec: DetectorSpec) -> str:
     queries = [
         ("the level that decided, beside its limit", f'{{__name__=~"verl_health_(value|threshold)",{labels}}}'),
         ("how bad it is; 1 is the warning threshold", f"verl_health_score{{{labels}}}"),
-        ("first step at which it was visible", f"verl_health_since_step{{{labels}}}"),
-        *((f"verl's {verl_keys(series)[0]}", promql(series)) for series in spec.panel),
+        *(() if spec.machine else (("first step at which it was visible", f"verl_health_since_step{{{labels}}}"),)),
+        *((f"verl's {verl_keys(series)[0]}" if not metric_of(series).machine else "what is watched", promql(series))
+          for series in spec.panel),
     ]
     block = "\n".join(f"# {what}\n{query}" for what, query in queries)
-    return f"In PromQL, with the run's name for RUN:\n\n```promql\n{block}\n```"
+    what = "the machine room's name (`node:HOST` or `ray:HOST:PORT`)" if spec.machine else "the run's name"
+    return f"In PromQL, with {what} for RUN:\n\n```promql\n{block}\n```"
 
 
 def _when(spec: DetectorSpec) -> str:
@@ -124,6 +129,9 @@ def _thresholds(detector: type[Detector]) -> str:
 
 
 def _needs(spec: DetectorSpec) -> str:
+    if not spec.required:
+        return (f"{spec.wake} Without it, `verl_detector_blind` is 1 for this detector while the monitor has probes at "
+                "all.")
     groups = ["one of " + ", ".join(f"`{verl_keys(series)[0]}`" for series in group) if len(group) > 1
               else f"`{verl_keys(group[0])[0]}`" for group in spec.required]
     return (f"{capital('; and '.join(groups))}. {spec.wake} Where they are missing, `verl_detector_blind` is 1 for "
@@ -155,9 +163,11 @@ def _index() -> str:
         return "\n".join(["| alert | severity | meaning |", "|---|---|---|", *lines])
 
     levels = ", ".join(severity.value for severity, _, _ in LEVELS)
-    findings = ((spec.alert, levels, first_sentence(spec.meaning)) for spec in _BY_ID.values())
+    findings = ((s.alert, levels, first_sentence(s.meaning)) for s in _BY_ID.values() if not s.machine)
+    machines = ((s.alert, levels, first_sentence(s.meaning)) for s in _BY_ID.values() if s.machine)
     own = ((alert.name, ", ".join(severity for severity, _ in alert.rules), first_sentence(alert.meaning))
            for alert in MONITOR_ALERTS)
-    return _page("Runbooks", (("About a run", table(findings)), ("About the monitor itself", table(own)))) + (
+    return _page("Runbooks", (("About a run", table(findings)), ("About GPUs and Ray", table(machines)),
+                              ("About the monitor itself", table(own)))) + (
         "\nCritical goes to the receiver page, warning to notice. One page per run and cause: Alertmanager groups by "
         "run and inhibits what follows from another finding.\n")

@@ -30,6 +30,7 @@ class Wording:
     unit: Unit | None = None
 
 
+_MACHINE = Wording(since="", last="")  # a machine has no steps
 _WORDINGS = {
     # Its level is a silence; the step it began at is the last one.
     "rollout_stall": Wording(level="No step for {value}", limit=", allowed are {limit}", since="",
@@ -39,7 +40,7 @@ _WORDINGS = {
 
 def wording_of(spec: DetectorSpec) -> Wording:
     """The sentence's parts for a detector."""
-    return _WORDINGS.get(spec.id, Wording())
+    return _WORDINGS.get(spec.id, _MACHINE if spec.machine else Wording())
 
 
 def _format(unit: Unit) -> str:
@@ -48,6 +49,8 @@ def _format(unit: Unit) -> str:
         return "{{ humanizeDuration .Value }}"
     if unit is Unit.BYTES:
         return "{{ humanize1024 .Value }}B"
+    if unit is Unit.HERTZ:
+        return "{{ humanize .Value }}Hz"
     if unit in (Unit.TOKENS, Unit.TOKENS_PER_SECOND):
         return "{{ humanize .Value }} " + unit.word
     return '{{ printf "%.4g" .Value }}' + (f" {unit.word}" if unit.word else "")
@@ -55,6 +58,7 @@ def _format(unit: Unit) -> str:
 
 EXAMPLES = {Unit.SECONDS: (90.0, "1m 30s"), Unit.BYTES: (3 * 2.0**30, "3GiB"), Unit.TOKENS: (2048.0, "2.048k tokens"),
             Unit.TOKENS_PER_SECOND: (1500.0, "1.5k tokens/s"), Unit.NATS: (1.25, "1.25 nats"),
+            Unit.WATTS: (117.0, "117 W"), Unit.CELSIUS: (34.0, "34 °C"), Unit.HERTZ: (1.98e9, "1.98GHz"),
             Unit.RATIO: (0.2, "0.2"), Unit.NUMBER: (1234.5, "1234"), Unit.STEPS: (12.0, "12 steps")}
 """A value of each unit and how it must read: what the promtool tests expect, written by hand."""
 
@@ -105,10 +109,9 @@ def sentence(spec: DetectorSpec) -> str:
     if wording.since:
         lines.append(f"{{{{- range query (printf `min by (run) (verl_health_since_step{{{one}}})` $labels.run) }}}}"
                      f"{wording.since.format(step=step)}{{{{ end }}}}")
-    lines += [
-        f"{{{{- range query (printf `max by (run) (verl_run_last_step{{run=%q}})` $labels.run) }}}}"
-        f"{wording.last.format(step=step)}{{{{ end }}}}.",
-        "{{- else -}}", NO_NUMBERS, "{{- end }}"]
+    last = (f"{{{{- range query (printf `max by (run) (verl_run_last_step{{run=%q}})` $labels.run) }}}}"
+            f"{wording.last.format(step=step)}{{{{ end }}}}." if wording.last else '{{- "." }}')
+    lines += [last, "{{- else -}}", NO_NUMBERS, "{{- end }}"]
     return "\n".join(lines)
 
 

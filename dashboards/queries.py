@@ -63,7 +63,9 @@ def one_of(values: Iterable[str]) -> str:
 def select(name: Name | Metric, **labels: str) -> str:
     """Selector of a metric of the chosen run. A label's value that begins with ``~`` is a regular expression."""
     metric = f"verl_{name.name}" if isinstance(name, Metric) else name.value
-    matchers = [f'{RUN_VARIABLE}="{OF_RUN}"']
+    # A GPU belongs to no run.
+    of_run = not (isinstance(name, Metric) and name.machine and RUN_VARIABLE not in name.labels)
+    matchers = [f'{RUN_VARIABLE}="{OF_RUN}"'] if of_run else []
     matchers += [f'{k}=~"{v[1:]}"' if v.startswith("~") else f'{k}="{v}"' for k, v in labels.items()]
     return metric + "{" + ",".join(matchers) + "}"
 

@@ -12,11 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from monitor import __version__, api, evaluate
+from monitor import __version__, api, evaluate, placement_groups
 from monitor.clock import steady_clock
 from monitor.config import (
     ADDRESS,
     COUNT,
+    PATH,
+    RAY,
     SECONDS,
     URL,
     Config,
@@ -79,8 +81,17 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--retain-ended", type=_kind(SECONDS), metavar="SECONDS",
                        help="how long an ended run stays on /metrics (900)")
     serve.add_argument("--max-runs", type=_kind(COUNT), metavar="N", help="runs kept at once (500)")
+    serve.add_argument("--ray-address", type=_kind(RAY), metavar="ADDRESS",
+                       help="the run's Ray cluster: HOST:PORT of its head or auto for its state and a probe on every "
+                            "node, or its dashboard's URL for the state alone")
+    serve.add_argument("--checkpoint-dir", type=_kind(PATH), metavar="DIR",
+                       help="where to look for checkpoints: the job's working directory, or trainer.default_local_dir")
     serve.add_argument("--log-level", choices=["DEBUG", "INFO", "WARNING", "ERROR"])
     serve.set_defaults(call=_serve)
+
+    node = commands.add_parser("node", help="export this machine's GPUs alone, for a node without a monitor of its own")
+    _listen_option(node)
+    node.set_defaults(call=_node, log_level="INFO")
 
     config = commands.add_parser("config", help="print an example of a configuration file, or check one", epilog=(
         "Exit status: 0 good, 3 not; then every error is told with its line."))
@@ -106,6 +117,11 @@ def _parser() -> argparse.ArgumentParser:
                          help="processes (one for each core)")
     measure.add_argument("--ray", metavar="ADDRESS", help="a Ray cluster in their place; local starts Ray here")
     measure.set_defaults(call=_evaluate, log_level="WARNING")
+
+    groups = commands.add_parser("placement-groups", help="list Ray's placement groups, and remove leaked ones",
+                                 epilog="Exit status: 0 none is leaked (any more), 1 some are, 3 it failed.")
+    placement_groups.add_arguments(groups, _kind(RAY))
+    groups.set_defaults(call=placement_groups.run, log_level="WARNING")
 
     demo = commands.add_parser("demo", help="recorded runs, healthy and failing, through the whole service")
     _listen_option(demo)
@@ -139,11 +155,19 @@ def _serve(arguments: argparse.Namespace) -> int:
         config, sources=(*config.sources, *given), listen=arguments.listen or config.listen,
         poll_seconds=arguments.poll or config.poll_seconds, token=os.environ.get(TOKEN, "") or config.token,
         limits=replace(config.limits, max_runs=arguments.max_runs or config.limits.max_runs),
+        probes=replace(config.probes, ray_address=arguments.ray_address or config.probes.ray_address,
+                       checkpoint_dir=arguments.checkpoint_dir or config.probes.checkpoint_dir),
         retention=replace(config.retention, ended_seconds=arguments.retain_ended or config.retention.ended_seconds))
     if sum(isinstance(source, StdinConfig) for source in config.sources) > 1:
         raise ConfigError(["SOURCE: expected standard input in one source at most, got it again"])
     logging.getLogger().setLevel(arguments.log_level or config.log_level)
     return serve_config(config)
+
+
+def _node(arguments: argparse.Namespace) -> int:
+    config = load(None, os.environ)
+    return serve_config(replace(config, listen=arguments.listen or config.listen, push=replace(
+        config.push, enabled=False), probes=replace(config.probes, checkpoints=False, ray_address=None)))
 
 
 def _source(text: str, run: str | None, project: str | None) -> SourceConfig:

@@ -116,7 +116,8 @@ class Engine:
 
     def probe(self, facts: Facts, name: str) -> None:
         """Take in what the probes see now. ``name``: what the machine room is called."""
-        facts = replace(facts, active_runs=sum(run.state.active for run in self._runs.values()))
+        active = self.active_runs()
+        facts = replace(facts, active_runs=len(active), stepping=any(run.steps for run in active))
         if self._machine is None:
             detectors = self._make_machine(name)
             for detector in detectors:

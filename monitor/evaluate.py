@@ -15,6 +15,7 @@ be quiet there. What else is found after a fault's onset is its consequence, and
 from __future__ import annotations
 
 import json
+import logging
 import socket
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -268,7 +269,7 @@ def on_ray(address: str, call: Callable[[Label], Outcome], labels: Sequence[Labe
         except OSError as error:
             raise UnreadableError(f"--ray {address}: expected a Ray cluster, got {error}") from error
     try:
-        ray.init(address=None if address == "local" else address, log_to_driver=False, logging_level="ERROR",
+        ray.init(address=None if address == "local" else address, log_to_driver=False, logging_level=logging.ERROR,
                  include_dashboard=False if address == "local" else None)
     except Exception as error:  # Ray raises many kinds
         raise UnreadableError(f"--ray {address}: expected a Ray cluster, got {error}") from error

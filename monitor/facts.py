@@ -239,14 +239,18 @@ class CheckpointFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """Everything the probes know now. ``checkpoints``: by run. ``active_runs``: how many runs share this machine or
-    cluster."""
+    """Everything the probes know now. ``checkpoints`` and ``model_bytes`` (size of its weights): by run.
+    ``active_runs``: how many runs share this machine or cluster; ``stepping``: one of them has shown a step.
+    ``run``: the run that is judged by them, empty for the machine itself."""
 
     time_seconds: float
     nodes: tuple[NodeFacts, ...] = ()
     ray: RayFacts | None = None
     checkpoints: Mapping[str, CheckpointFacts] = field(default_factory=dict)
+    model_bytes: Mapping[str, int] = field(default_factory=dict)
     active_runs: int = 0
+    stepping: bool = False
+    run: str = ""
 
     @property
     def kinds(self) -> frozenset[str]:

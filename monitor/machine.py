@@ -36,14 +36,17 @@ class Machine:
     def __init__(self, name: str, facts: Facts, detectors: Sequence[Detector],
                  costs: Mapping[str, DetectorCost]) -> None:
         self.name, self.facts = name, facts
+        self._kinds: frozenset[str] = frozenset()  # of facts that there were at any time
         self._watches = Watches(name, detectors, costs, facts.time_seconds)
 
     def probe(self, facts: Facts) -> bool:
         """Judge what the probes see; true when a judgement changed."""
         self.facts, self._watches.heard = facts, facts.time_seconds
+        self._kinds |= facts.kinds
         return self._watches.probe(facts, facts.kinds, 0)
 
     def view(self) -> MachineView:
-        """An immutable picture, made of copies."""
-        return MachineView(name=self.name, facts=self.facts, detectors=self._watches.views(0),
-                           incidents=self._watches.incidents)
+        """An immutable picture, made of copies. What judges GPUs is left out where there never was one: no machine has
+        to have them, and a detector that is blind for good says nothing. So with Ray."""
+        detectors = tuple(item for item in self._watches.views(0) if not self._kinds.isdisjoint(item.spec.facts))
+        return MachineView(name=self.name, facts=self.facts, detectors=detectors, incidents=self._watches.incidents)

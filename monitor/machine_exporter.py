@@ -88,7 +88,7 @@ def _ray(out: _Machine, ray: RayFacts) -> None:
         out.put("ray_actors", count, state)
     leaked = [group for group in ray.groups if group.leaked]
     states = Counter(group.state.lower() for group in ray.groups)
-    for state in ("created", "pending", "rescheduling", "removed"):
+    for state in ("created", "pending", "rescheduling"):
         out.put("ray_placement_groups", states[state], state)
     out.put("ray_placement_groups", len(leaked), "leaked")
     out.put("ray_placement_group_blocked_gpus", sum(group.asked().get("GPU", 0.0) for group in leaked))

@@ -20,6 +20,7 @@ from monitor.verl_config import Value, algorithm_of, flatten
 from monitor.watches import BLIND_AFTER_ROWS, DetectorCost, DetectorView, Watches, worst
 
 MAX_PHASE_LENGTH = 60
+MAX_LOGS = 4
 HANDOVER_SECONDS = 600.0
 
 Origin = tuple[str, str, str]
@@ -81,7 +82,8 @@ class Run:
         self._leader: Origin | None = None
         self._owner: dict[str, Origin] = {}  # series or key -> who brought it last while leading
         self._channels: set[tuple[str, str]] = set()  # that have told of the present incarnation
-        self._config: Mapping[str, Value] = {}
+        self.config: Mapping[str, Value] = {}
+        self.logs: tuple[str, ...] = ()  # paths of the logs that tell of it, the last few
         self._steps = self._rows = self._restarts = 0
         self._last_step: int | None = None
         self._last_step_seconds = now
@@ -97,6 +99,7 @@ class Run:
     def begin(self, now: float, origin: Origin = NOWHERE, *, restarted: bool) -> None:
         """Its log was met, or begun anew."""
         self.last_heard = now
+        self._note_log(origin[2])
         channel = origin[:2]
         known = bool(self._channels) and channel not in self._channels  # another one has told this start already
         self._channels.add(channel)
@@ -112,6 +115,10 @@ class Run:
         for watch in self.watches.items:
             watch.detector.restarted(now)
 
+    def _note_log(self, path: str) -> None:
+        if path and path not in self.logs:
+            self.logs = (*self.logs, path)[-MAX_LOGS:]
+
     def end(self, now: float, state: RunState, reason: str) -> None:
         """It is over. A stall is over with it; other findings keep their last word until the retention is over."""
         self.state, self.state_reason, self.ended_seconds, self.last_heard = state, reason, now, now
@@ -126,9 +133,9 @@ class Run:
 
     def configure(self, values: Mapping[str, object]) -> None:
         """It has this configuration, nested as verl has it."""
-        self._config = flatten(values)
+        self.config = flatten(values)
         for watch in self.watches.items:
-            self.watches.call(watch, partial(watch.detector.configured, self._config))
+            self.watches.call(watch, partial(watch.detector.configured, self.config))
 
     def observe(self, observation: Observation, origin: Origin = NOWHERE) -> None:
         """Take in a row and judge it.
@@ -202,6 +209,7 @@ class Run:
         """Judge what the probes see; true when something changed."""
         if not self.state.active:
             return False
+        facts = replace(facts, run=self.name)
         kinds = facts.kinds if self.name in facts.checkpoints else facts.kinds - {"checkpoints"}
         return self.watches.probe(facts, kinds, self._last_step or 0)
 
@@ -223,10 +231,21 @@ class Run:
         if not self._has_critic:
             self._has_critic = not HAS_CRITIC_SERIES.isdisjoint(observation.values)
 
+    @property
+    def quiet(self) -> bool:
+        """Whether it is half way to a stall, or further: time to look for the reason."""
+        return any(watch.verdict.score >= 0.5 for watch in self.watches.items
+                   if isinstance(watch.detector, RolloutStall))
+
+    @property
+    def steps(self) -> int:
+        """Training steps seen."""
+        return self._steps
+
     # --- telling
 
     def _algorithm(self) -> str:
-        if told := algorithm_of(self._config):
+        if told := algorithm_of(self.config):
             return told
         if self._has_critic:
             return "ppo"

@@ -18,6 +18,7 @@ from monitor.clock import steady_clock
 from monitor.config import Config, FileConfig, RunRules, SourceConfig, StdinConfig
 from monitor.config.reading import RESERVED_NAMES
 from monitor.engine import Engine
+from monitor.probes.build import make_room
 from monitor.service import Service, create_app
 from monitor.sources import Source
 from monitor.sources.file import FileSource
@@ -32,11 +33,12 @@ def serve_config(config: Config) -> int:
     """Serve what the configuration says; the exit status."""
     clock = steady_clock()
     rules = RunRules(config)
-    engine = Engine(config.engine, rules.detectors, rules.rename)
+    engine = Engine(config.engine, rules.detectors, rules.rename, rules.machine_detectors)
     # Whoever reaches the port could write runs of their own, so without a token only this host may.
     allowed = config.token or config.listen.host in ("127.0.0.1", "::1", "localhost")
     push = PushSource(clock) if config.push.enabled and allowed else None
-    service = Service(engine=engine, sources=make_sources(config, clock), clock=clock, push=push, token=config.token)
+    service = Service(engine=engine, sources=make_sources(config, clock), clock=clock, push=push, token=config.token,
+                      room=make_room(config.probes, clock))
     return listen(service, config.listen)
 
 

@@ -20,6 +20,8 @@ from markdown_it import MarkdownIt
 from monitor import __version__, api
 from monitor.engine import Engine, Snapshot
 from monitor.exporter import MonitorView, Renderer, SourceView
+from monitor.machine_report import machine_report
+from monitor.probes.room import Room, RunPlace
 from monitor.sources import Source
 from monitor.sources.push import BadRequestError, BusyError, PushSource
 
@@ -40,6 +42,7 @@ class Service:
     sources: Sequence[Source]
     clock: Callable[[], float]
     push: PushSource | None = None
+    room: Room | None = None
     token: str = ""
     heartbeat_seconds: float = 0.0
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
@@ -51,6 +54,8 @@ class Service:
         self.heartbeat_seconds = self.clock()
         self._tasks = [asyncio.create_task(self._tick(), name="tick")]
         self._tasks += [asyncio.create_task(self._read(source), name=source.stats.name) for source in self.all_sources]
+        if self.room is not None:
+            self.room.start()
 
     async def stop(self) -> None:
         """End reading and ticking."""
@@ -59,6 +64,8 @@ class Service:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for source in self.all_sources:
             await source.aclose()
+        if self.room is not None:
+            self.room.close()
 
     @property
     def all_sources(self) -> list[Source]:
@@ -68,6 +75,8 @@ class Service:
     async def _tick(self) -> None:
         while True:
             try:
+                if self.room is not None:
+                    self._probe(self.room)
                 self.engine.tick(self.clock())
                 for source in self.all_sources:
                     source.alive()
@@ -75,6 +84,15 @@ class Service:
             except Exception:
                 log.exception("the engine's tick failed; it goes on with the next one")
             await asyncio.sleep(TICK_SECONDS)
+
+    def _probe(self, room: Room) -> None:
+        """Hand the probes' last facts to the engine; the probes themselves are at work elsewhere."""
+        active = self.engine.active_runs()
+        room.see_runs({run.name: RunPlace(run.config, run.logs, run.name) for run in active},
+                      wants_tasks=any(run.quiet for run in active))
+        facts = room.facts()
+        if facts.nodes or facts.ray is not None or facts.checkpoints:
+            self.engine.probe(facts, room.name)
 
     async def _read(self, source: Source) -> None:
         """Read a source for ever. What it raises costs a pause, never the service."""
@@ -226,12 +244,27 @@ def create_app(service: Service) -> FastAPI:
     take_in("config", PushSource.config)
     take_in("finish", PushSource.finish)
 
+    @app.get("/api/v1/machine")
+    async def machine_json() -> Response:
+        """GPUs, nodes, Ray and checkpoints as the probes see them, and what the detectors say of them."""
+        view = service.engine.snapshot().machine
+        return json(machine_report(view)) if view else json({"error": "nothing is probed here"}, 404)
+
+    @app.get("/machine")
+    async def machine_page() -> Response:
+        """The machine room's page."""
+        view = service.engine.snapshot().machine
+        if view is None:
+            return html("missing.html", 404, what="Nothing is probed here: no GPU was found and no Ray address given.")
+        return html("machine.html", machine=machine_report(view))
+
     @app.get("/")
     async def index() -> Response:
         """Landing page."""
-        views = service.engine.snapshot().runs
-        sources = service.monitor_view().sources
-        return html("index.html", runs=[api.run_summary(view) for view in views], sources=sources)
+        snapshot, sources = service.engine.snapshot(), service.monitor_view().sources
+        machine = machine_report(snapshot.machine) if snapshot.machine else None
+        return html("index.html", runs=[api.run_summary(view) for view in snapshot.runs], sources=sources,
+                    machine=machine)
 
     @app.get("/runs/{run:path}")
     async def run_page(run: str) -> Response:

@@ -1,9 +1,10 @@
 #!/bin/sh
-# Debian packages that the tests use beside Python's: the real Prometheus and Alertmanager.
+# Debian packages that the tests use beside Python's: the real Prometheus and Alertmanager, and a C compiler.
 set -eu
 missing=""
 command -v promtool >/dev/null 2>&1 || missing="$missing prometheus"
 command -v amtool >/dev/null 2>&1 || missing="$missing prometheus-alertmanager"
+command -v gcc >/dev/null 2>&1 || missing="$missing gcc libc6-dev"  # builds a fake GPU driver
 [ -n "$missing" ] || exit 0
 if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null 2>&1; then
     echo "missing:$missing (install them to run the tests against the real servers; those tests are skipped now)"

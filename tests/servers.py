@@ -50,10 +50,12 @@ def get_json(url: str) -> Any:
 
 
 @contextmanager
-def process(command: Sequence[str], ready: str, log: Path, seconds: float = 20.0) -> Iterator[subprocess.Popen[bytes]]:
+def process(command: Sequence[str], ready: str, log: Path, seconds: float = 20.0,
+            environment: dict[str, str] | None = None) -> Iterator[subprocess.Popen[bytes]]:
     """A server process that answers 200 at the URL ``ready``; ended when the context is left."""
     with log.open("wb") as out:
-        child = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, cwd=REPOSITORY)
+        child = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, cwd=REPOSITORY,
+                                 env=environment)
         try:
             wait_for(lambda: child.poll() is not None or get(ready)[0] == 200, seconds, f"{ready}")
             assert child.poll() is None, log.read_text()
@@ -68,13 +70,14 @@ def process(command: Sequence[str], ready: str, log: Path, seconds: float = 20.0
 
 
 @contextmanager
-def monitor(*sources: Path, log: Path, options: Sequence[str] = ()) -> Iterator[str]:
+def monitor(*sources: Path, log: Path, options: Sequence[str] = (),
+            environment: dict[str, str] | None = None) -> Iterator[str]:
     """`verl-monitor serve`; yields its base URL."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "monitor.cli", "serve", "--listen", f"127.0.0.1:{port}", "--poll", "0.2", *options,
                *map(str, sources)]
-    with process(command, f"{url}/-/ready", log):
+    with process(command, f"{url}/-/ready", log, environment=environment):
         yield url
 
 

@@ -13,7 +13,7 @@ from tests.helpers import REPOSITORY
 ORDER = ("__init__", "units", "http", "model", "facts", "metric", "machine_metrics", "catalog", "stats", "hysteresis",
          "verl_config", "detectors", "watches", "run", "machine", "engine", "sources", "probes", "config", "clock",
          "replay", "evaluate", "compare", "preflight", "families", "machine_exporter",
-         "exporter", "api", "attach", "service", "serve", "demo", "cli")
+         "exporter", "api", "machine_report", "placement_groups", "attach", "service", "serve", "demo", "cli")
 """Modules of the package; each imports only from those before it."""
 
 ONLY_IN = {"fastapi": {"service"}, "uvicorn": {"serve"}, "jinja2": {"service"}, "yaml": {"config"},

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from monitor.catalog import (
     BY_NAME,
     METRICS,
-    NonFinite,
     label_map,
     metric_of,
     nonfinite_kind,
@@ -22,6 +21,7 @@ from monitor.catalog import (
     to_number,
     verl_keys,
 )
+from monitor.metric import NonFinite
 from monitor.model import RawStep
 from tests.helpers import CASES, LAB, rows, shared
 

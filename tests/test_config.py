@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from monitor.config import Config, ConfigError, FileConfig, PrometheusConfig, RunRules, StdinConfig, load, understood
 from monitor.config import example as example_text
 from monitor.config.reading import BY_ID
-from monitor.config.settings import SOURCES, Address, Limits, Push, Retention, RunRule
+from monitor.config.settings import SOURCES, Address, Limits, Probes, Push, Retention, RunRule
 from monitor.detectors import DETECTORS
 from monitor.detectors.base import setting
 from monitor.detectors.non_finite import NonFiniteDetector, NonFiniteSettings
@@ -425,13 +425,15 @@ def test_the_example_holds_every_setting_with_its_default(file: Path) -> None:
     (file.parent / "token").write_text("x")
     (file.parent / "page-token").write_text("y")
     config = read(file, _uncommented(example_text()), TOKEN_FILE=str(file.parent / "token"))
-    assert replace(config, token="", token_file=None, sources=(), runs=(), detectors={}) == Config()
+    probes = replace(config.probes, checkpoint_dir=None, ray_address=None, ray_dashboard=None, name=None)
+    assert replace(config, token="", token_file=None, sources=(), runs=(), detectors={}, probes=probes) == Config()
     assert [type(source) for source in config.sources] == list(SOURCES.values())
     for detector in DETECTORS:
         given = {name: value for name, value in config.detectors[detector.spec.id].items() if name != "enabled"}
         assert detector.settings_type(**given) == detector.settings_type()
         assert given.keys() == {f.name for f in fields(detector.settings_type)}
-    known = {f.name for kind in (Config, Push, Limits, Retention, *SOURCES.values(), RunRule) for f in fields(kind)}
+    kinds = (Config, Push, Probes, Limits, Retention, *SOURCES.values(), RunRule)
+    known = {f.name for kind in kinds for f in fields(kind)}
     assert known - {"token"} <= set(_keys(yaml.safe_load(_uncommented(example_text()))))
     for line in example_text().splitlines():  # prose is prose: nothing in it looks like a setting that is in force
         assert not line.strip() or line.lstrip().startswith("#") or line.endswith(":"), line

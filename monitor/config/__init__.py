@@ -8,6 +8,8 @@ from monitor.config.rules import RunRules
 from monitor.config.settings import (
     ADDRESS,
     COUNT,
+    PATH,
+    RAY,
     SECONDS,
     URL,
     Config,
@@ -19,5 +21,5 @@ from monitor.config.settings import (
 )
 from monitor.config.tree import ConfigError
 
-__all__ = ["ADDRESS", "COUNT", "SECONDS", "URL", "Config", "ConfigError", "FileConfig", "Kind", "PrometheusConfig",
-           "RunRules", "SourceConfig", "StdinConfig", "example", "load", "understood"]
+__all__ = ["ADDRESS", "COUNT", "PATH", "RAY", "SECONDS", "URL", "Config", "ConfigError", "FileConfig", "Kind",
+           "PrometheusConfig", "RunRules", "SourceConfig", "StdinConfig", "example", "load", "understood"]

@@ -9,9 +9,9 @@ from typing import Any
 
 from monitor.config.settings import NAME, NUMBER, SOURCES, SWITCH, Config, Kind, RunRule
 from monitor.config.tree import Item, Place, Problems, child, closest, overlay, read
-from monitor.detectors import DETECTORS, Detector
+from monitor.detectors import ALL_DETECTORS, Detector
 
-BY_ID: dict[str, type[Detector]] = {detector.spec.id: detector for detector in DETECTORS}
+BY_ID: dict[str, type[Detector]] = {detector.spec.id: detector for detector in ALL_DETECTORS}
 RESERVED_NAMES = ("stdin", "push")
 """Names of sources that are called nothing else."""
 

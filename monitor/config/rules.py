@@ -35,8 +35,17 @@ class RunRules:
     def detectors(self, run: str) -> Sequence[Detector]:
         """New detectors for the run that is now called so."""
         rules = self._matching(self._given.get(run, run))
+        return self._chosen(rules, machine=False)
+
+    def machine_detectors(self, name: str) -> Sequence[Detector]:
+        """New detectors for the machine room of that name."""
+        return self._chosen(self._matching(name), machine=True)
+
+    def _chosen(self, rules: Sequence[RunRule], *, machine: bool) -> list[Detector]:
         chosen = []
         for id_, detector in BY_ID.items():
+            if detector.spec.machine is not machine:
+                continue
             values = dict(self._config.detectors.get(id_, {}))
             for rule in rules:
                 values |= rule.detectors.get(id_, {})

@@ -66,6 +66,15 @@ def _url(text: str, _: str) -> str:
     return str(_if(good and text.isprintable() and " " not in text, text))
 
 
+def _ray(text: str, folder: str) -> str:
+    if text == "auto":
+        return text
+    if "://" in text and not text.startswith("ray://"):
+        return _url(text, folder)
+    _address(_if(not text.startswith("ray://"), text), folder)
+    return str(_if(text.rpartition(":")[0], text))
+
+
 def _number(text: str, least: float, most: float) -> float:
     return float(_if(least <= float(text) <= most, text))
 
@@ -79,6 +88,7 @@ SWITCH = Kind("true or false", lambda text, _: _SWITCH[text.lower()])
 NAME = Kind("a name of 1 to 200 printable characters",
             lambda text, _: _if(text == text.strip() and text.isprintable() and 0 < len(text) <= 200, text))
 PATH = Kind("a path", _path)
+RAY = Kind("HOST:PORT of a Ray head, auto, or http://HOST:PORT of its dashboard", _ray)
 URL = Kind("a URL such as http://HOST:PORT/metrics, without a password", _url)
 
 
@@ -102,6 +112,26 @@ class Push:
     """What trainers send."""
 
     enabled: bool = key(SWITCH, "Take steps that trainers send. On more than loopback that needs a token.", "true")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probes:
+    """What is looked at beside the metrics."""
+
+    gpu: bool = key(SWITCH, "Look at this machine's GPUs and processes. Without an NVIDIA driver that is one line in "
+                            "the log.", "true")
+    checkpoints: bool = key(SWITCH, "Look at the checkpoints of runs whose directory can be found.", "true")
+    checkpoint_dir: str | None = key(PATH, "Where to look for checkpoints: the job's working directory, or "
+                                           "trainer.default_local_dir itself.", sample="checkpoints")
+    ray_address: str | None = key(RAY, "The Ray cluster: HOST:PORT of its head or auto for its state and a probe on "
+                                       "every node (needs the package ray), or its dashboard's URL for the state "
+                                       "alone.",
+                                  sample="head:6379")
+    ray_dashboard: str | None = key(URL, "Dashboard of that cluster, where it is not the one that Ray tells.",
+                                    sample="http://head:8265")
+    every_seconds: float = key(SECONDS, "How often to look.", "5")
+    name: str | None = key(NAME, "What the machine room is called on /metrics, in place of node:HOST or ray:HOST:PORT.",
+                           sample="cluster-a")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,6 +224,7 @@ class Config:
         PATH, "File that holds the token which senders of steps must know. No secret stands in this file; the variable "
               "VERL_MONITOR_TOKEN goes before it.", sample="/run/secrets/verl-monitor-token")
     push: Push = part(Push, "", Push)
+    probes: Probes = part(Probes, "", Probes)
     limits: Limits = part(Limits, "", Limits)
     retention: Retention = part(Retention, "", Retention)
     sources: tuple[SourceConfig, ...] = part(

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from monitor.detectors.actor_dead import ActorDead
 from monitor.detectors.advantage_explosion import AdvantageExplosion
 from monitor.detectors.base import Detector, Settings
 from monitor.detectors.critic_divergence import CriticDivergence
 from monitor.detectors.critic_loss_oscillation import CriticLossOscillation
 from monitor.detectors.entropy_collapse import EntropyCollapse
 from monitor.detectors.entropy_explosion import EntropyExplosion
+from monitor.detectors.gpu_headroom import GpuHeadroom
+from monitor.detectors.gpu_lost import GpuLost
 from monitor.detectors.gradient_explosion import GradientExplosion
 from monitor.detectors.kl_runaway import KlRunaway
 from monitor.detectors.memory_growth import MemoryGrowth
 from monitor.detectors.no_learning_signal import NoLearningSignal
 from monitor.detectors.non_finite import NonFiniteDetector
 from monitor.detectors.optimizer_idle import OptimizerIdle
+from monitor.detectors.placement_group_infeasible import PlacementGroupInfeasible
+from monitor.detectors.placement_group_leak import PlacementGroupLeak
 from monitor.detectors.response_length import ResponseLength
 from monitor.detectors.restart_from_scratch import RestartFromScratch
 from monitor.detectors.reward_collapse import RewardCollapse
@@ -42,11 +47,17 @@ DETECTORS: tuple[type[Detector], ...] = (
     RolloutMismatch,
     ThroughputRegression,
     MemoryGrowth,
+    GpuHeadroom,
     RestartFromScratch,
 )
 """Every detector, causes before the consequences they suppress."""
 
-MACHINE_DETECTORS: tuple[type[Detector], ...] = ()
+MACHINE_DETECTORS: tuple[type[Detector], ...] = (
+    PlacementGroupInfeasible,
+    PlacementGroupLeak,
+    ActorDead,
+    GpuLost,
+)
 """Every detector that judges a machine or cluster instead of a run."""
 
 ALL_DETECTORS = (*DETECTORS, *MACHINE_DETECTORS)

@@ -55,3 +55,10 @@ class Detector(ABC):
 
     def restarted(self, time_seconds: float) -> None:  # noqa: B027 - most detectors have nothing to do
         """The run's log was begun (again) at this time. Baselines stay: a resumed run is still the same run."""
+
+
+class MachineDetector(Detector):
+    """Judges a machine or a cluster by what the probes see. The rest of a detector's contract holds for it, too."""
+
+    def update(self, observation: Observation) -> None:
+        """No row is a machine's."""

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast
 
 from monitor.catalog import TRAINING_SERIES
 from monitor.detectors.base import Detector, Settings, setting
+from monitor.detectors.stall_evidence import Seen, explain, look
+from monitor.facts import Facts
 from monitor.model import NAN, DetectorSpec, Observation, Severity, Status, Verdict
 from monitor.stats import Baseline
 from monitor.units import Unit, quantity
+from monitor.verl_config import Value
 
 STEP, TESTING, SAVING = ("stage_duration_seconds/step", "stage_duration_seconds/testing",
                          "stage_duration_seconds/save_checkpoint")
@@ -70,6 +74,7 @@ SPEC = DetectorSpec(
     rise_steps=1,
     clear_steps=1,
     under=("non_finite",),
+    facts=("gpu", "ray"),
 )
 
 
@@ -79,8 +84,9 @@ class RolloutStall(Detector):
     The run's step time is the median of the durations it reports (``timing_s/step`` plus ``testing``, which verl
     leaves out of it) or, where it reports none, of the gaps between live rows. The first step (loading, compiling)
     does not count. The silence allowed is the largest of: 60 s, five medians, one and a half times the slowest recent
-    step, one and a half times the span of the last bursts if the log arrives in bursts. GPU utilisation is never
-    asked. A false alarm pages somebody at night, so a slow step seen once is allowed for the next 200 steps.
+    step, one and a half times the span of the last bursts if the log arrives in bursts. What the probes see explains
+    a stall and never decides it. A false alarm pages somebody at night, so a slow step seen once is allowed for the
+    next 200 steps.
 
     >>> from monitor.model import Observation
     >>> detector = RolloutStall()
@@ -103,6 +109,8 @@ class RolloutStall(Detector):
         self._first_duration = NAN
         self._validation_pending = False
         self._phase, self._phase_since = "", 0.0
+        self._job = ""
+        self._seen: Seen | None = None
         # Rows that arrived together, and the seconds of training they stand for.
         self._batch_rows, self._batch_span = 0, 0.0
         self._bursts: deque[float] = deque(maxlen=3)
@@ -116,6 +124,14 @@ class RolloutStall(Detector):
     def entered(self, phase: str, time_seconds: float) -> None:
         """Remember the stage, to say where the run hangs. It ends no silence: a hang is entered too."""
         self._phase, self._phase_since = phase, time_seconds
+
+    def configured(self, config: Mapping[str, Value]) -> None:
+        """Remember the run's Ray job, where its trainer tells it."""
+        self._job = str(config.get("verl_monitor.ray_job") or "")
+
+    def probed(self, facts: Facts) -> None:
+        """Remember what the probes see, to say why the run hangs. It never makes or vetoes a stall."""
+        self._seen = look(facts, self._job)
 
     def update(self, observation: Observation) -> Verdict | None:
         """Take in a row: it ends any silence."""
@@ -197,10 +213,12 @@ class RolloutStall(Detector):
         after = f"after step {self._last_step}" if self._steps else "since its log was begun"
         usual = (f"this run's steps take {quantity(expected, Unit.SECONDS)}" if expected == expected else
                  "no step has been completed")
+        why, numbers = explain(self._seen, self._phase, silence, now) if self._seen else ("", {})
+        why = f" {why}" if why else ""
         return Verdict(
             Status.CRITICAL, score=silence / allowed, signal=STEP, value=silence, threshold=allowed, hard=True,
             since_step=self._last_step,
             reason=f"No step for {quantity(silence, Unit.SECONDS)} {after}, while {usual} and "
-                   f"{quantity(allowed, Unit.SECONDS)} of silence would be allowed: the run hangs{where}.",
-            evidence={"silence_seconds": silence, "expected_step_seconds": expected,
-                      "slowest_step_seconds": self._durations.quantile(1.0)})
+                   f"{quantity(allowed, Unit.SECONDS)} of silence would be allowed: the run hangs{where}.{why}",
+            evidence=numbers | {"silence_seconds": silence, "expected_step_seconds": expected,
+                                "slowest_step_seconds": self._durations.quantile(1.0)})

@@ -24,6 +24,7 @@ MOST_ROWS = 10_000
 """Ray's own limit, RAY_MAX_LIMIT_FROM_API_SERVER."""
 
 _MOST_DEAD = 1_000
+_OWN = "monitor.probes.ray_"  # drivers of this project are no jobs
 _MOST_TEXT = 300
 # An actor with one of these reasons was ended on purpose, or its job was.
 _INTENDED = {"RAY_KILL", "OUT_OF_SCOPE", "REF_DELETED", "OWNER_DIED"}
@@ -97,6 +98,8 @@ class RayState:
     def _read(self, tasks: bool) -> RayFacts:
         truncated: list[str] = []
         jobs = [job for job in orjson.loads(self._get("api/jobs/").body) if isinstance(job, dict)]
+        own = {job.get("job_id") for job in jobs if _OWN in str(job.get("entrypoint"))}
+        jobs = [job for job in jobs if job.get("job_id") not in own]
         # A driver that was killed reads SUCCEEDED, so its end time decides and not its status.
         ended = {str(job["job_id"]): bool(job.get("end_time")) for job in jobs if job.get("job_id")}
         nodes, _ = self._list("nodes", truncated)
@@ -110,8 +113,10 @@ class RayState:
                                                                  "&filter_values=RUNNING")
             running = tuple(_task(row, now) for row in rows)
         return RayFacts(
-            time_seconds=self._clock(), address=self.address, groups=tuple(_group(row, ended, now) for row in groups),
-            actors=tuple(_actor(row, ended) for row in actors), nodes=tuple(_node(row) for row in nodes),
+            time_seconds=self._clock(), address=self.address,
+            groups=tuple(_group(row, ended, now) for row in groups if row.get("state") != "REMOVED"),
+            actors=tuple(_actor(row, ended) for row in actors if row.get("job_id") not in own),
+            nodes=tuple(_node(row) for row in nodes),
             tasks=running, used=self._used(), active_jobs=tuple(job for job, over in ended.items() if not over),
             truncated=tuple(sorted(set(truncated))))
 
@@ -159,6 +164,8 @@ def _actor(row: Mapping[str, Any], ended: Mapping[str, bool]) -> Actor:
     cause = row.get("death_cause") or {}
     died = cause.get("actor_died_error_context") or {}
     words = str(died.get("error_message") or "")
+    words = words.rpartition("Worker exit detail: ")[2] if "INTENDED" not in words else words
+    words = words.partition(" Some common causes")[0]
     if failed := cause.get("creation_task_failure_context"):
         last = str(failed.get("formatted_exception_string") or "").strip().rpartition("\n")[2]
         words = f"its constructor failed: {last}"

@@ -10,7 +10,8 @@ import pytest
 
 from alerts.monitor_alerts import MONITOR_ALERTS
 from alerts.runbooks import promql
-from monitor.detectors import DETECTORS, Detector
+from monitor.detectors import ALL_DETECTORS as DETECTORS
+from monitor.detectors import Detector
 from tests.alerts import RUNBOOKS, rules
 
 NAMES = sorted({rule["alert"] for rule in rules()})

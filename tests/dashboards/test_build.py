@@ -12,8 +12,9 @@ import pytest
 import yaml
 
 from dashboards.build import OUTPUT, UID, main, render
-from monitor.catalog import BY_NAME
+from monitor.catalog import METRICS
 from monitor.detectors import DETECTORS
+from monitor.machine_metrics import MACHINE
 from tests.helpers import REPOSITORY
 
 DASHBOARD: dict[str, Any] = json.loads(OUTPUT.read_text())
@@ -75,7 +76,7 @@ def test_a_panel_asks_for_what_is_exported(panel: dict[str, Any]) -> None:
         names = re.findall(r"\bverl_[a-z0-9_]+", target["expr"])
         assert names
         for name in names:
-            assert name.removeprefix("verl_") in BY_NAME or f"`{name}`" in design, name
+            assert name.removeprefix("verl_") in {m.name for m in (*METRICS, *MACHINE)} or f"`{name}`" in design, name
         if re.search(r"\b(sum|max|avg|min)( by \(.*?\))? \(", target["expr"]):
             assert "> -Inf < Inf" in target["expr"], "one NaN would poison the aggregation (case 39)"
 

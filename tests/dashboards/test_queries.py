@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import time
 import urllib.parse
@@ -18,6 +19,7 @@ from dashboards.queries import aggregate
 from monitor.engine import Engine
 from monitor.model import RawStep, RunState
 from tests.helpers import CASES, LAB, rows, wait_for
+from tests.probes.fakenvml import build, environment
 from tests.servers import get, get_json, monitor, prometheus
 
 DASHBOARD: dict[str, Any] = json.loads(OUTPUT.read_text())
@@ -33,7 +35,10 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("dashboard")
     logs = folder / "logs"
     logs.mkdir()
-    with monitor(logs, log=folder / "monitor.log", options=["--retain-ended", "4"]) as url:
+    (folder / "state").write_text(f"total 80000000000\nused 30000000000\nproc {os.getpid()} 29000000000\n")
+    library = build(folder / "library")  # GPU panels speak, too
+    with monitor(logs, log=folder / "monitor.log", options=["--retain-ended", "4"],
+                 environment=environment(library, folder)) as url:
         config = f"""
 global: {{scrape_interval: 1s, evaluation_interval: 1s}}
 scrape_configs:

@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from monitor.catalog import metric_of, verl_keys
-from monitor.detectors import DETECTORS, Detector
+from monitor.detectors import ALL_DETECTORS as DETECTORS
+from monitor.detectors import Detector
 from monitor.model import DetectorSpec, Observation, Status, Verdict
 from tests.helpers import CASES, LAB, REPOSITORY, judge, observation
 
