@@ -223,6 +223,17 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Sibling:
+    """Another experiment of the same project: its last checkpoint's step and time (Unix), and the time between its last
+    two (0 where there is but one)."""
+
+    name: str
+    step: int
+    modified_seconds: float
+    interval_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointFacts:
     """A run's checkpoint directory. ``tracker_step``: what ``latest_checkpointed_iteration.txt`` names, None without
     one; ``tracker_problem``: what is wrong with it. ``checkpoints``: by step. ``free_bytes``: on that file system.
@@ -234,6 +245,7 @@ class CheckpointFacts:
     tracker_problem: str = ""
     checkpoints: tuple[Checkpoint, ...] = ()
     free_bytes: int | None = None
+    siblings: tuple[Sibling, ...] = ()
     problem: str = ""
 
 

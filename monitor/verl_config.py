@@ -8,12 +8,14 @@ MAX_KEYS = 3000
 """Keys kept of a configuration; verl 0.9.1 has 930."""
 
 MAX_TEXT = 200
+MAX_LIST = 20
 
 Value = str | int | float | bool | None
 
 
 def flatten(values: Mapping[str, object]) -> dict[str, Value]:
-    """``{"a": {"b": 1}}`` as ``{"a.b": 1}``. Lists are left out; what is beyond the caps is cut."""
+    """``{"a": {"b": 1}}`` as ``{"a.b": 1}``. Of lists only short ones of plain values are kept, ``[1, 2]`` as
+    ``"1,2"``; what is beyond the caps is cut."""
     flat: dict[str, Value] = {}
     pending: list[tuple[str, object]] = [("", values)]
     while pending and len(flat) < MAX_KEYS:
@@ -24,6 +26,9 @@ def flatten(values: Mapping[str, object]) -> dict[str, Value]:
             flat[path] = value
         elif isinstance(value, str):
             flat[path] = value[:MAX_TEXT]
+        elif isinstance(value, (list, tuple)) and len(value) <= MAX_LIST and all(
+                isinstance(item, (str, int, float)) for item in value):
+            flat[path] = ",".join(map(str, value))[:MAX_TEXT]
     return flat
 
 

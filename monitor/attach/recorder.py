@@ -228,6 +228,9 @@ def begin(project: Any, experiment: Any, config: Any, *, url: str = "", listen: 
         process.recorders = [known for known in process.recorders if not known.over] + [recorder]
         try:
             values = plain(config) if config is not None else {}
+            if isinstance(values, dict):
+                # Where relative paths of the configuration begin, and which of a cluster's jobs this is.
+                values["verl_monitor"] = {"cwd": os.getcwd(), "ray_job": os.environ.get("RAY_JOB_ID", "")}
         except Exception as error:  # noqa: BLE001 - a configuration that cannot be read is not worth a run
             values = {}
             fault("reading the configuration", error)

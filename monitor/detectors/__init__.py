@@ -5,6 +5,7 @@ from __future__ import annotations
 from monitor.detectors.actor_dead import ActorDead
 from monitor.detectors.advantage_explosion import AdvantageExplosion
 from monitor.detectors.base import Detector, Settings
+from monitor.detectors.checkpoint_incomplete import CheckpointIncomplete
 from monitor.detectors.critic_divergence import CriticDivergence
 from monitor.detectors.critic_loss_oscillation import CriticLossOscillation
 from monitor.detectors.entropy_collapse import EntropyCollapse
@@ -48,6 +49,7 @@ DETECTORS: tuple[type[Detector], ...] = (
     ThroughputRegression,
     MemoryGrowth,
     GpuHeadroom,
+    CheckpointIncomplete,
     RestartFromScratch,
 )
 """Every detector, causes before the consequences they suppress."""

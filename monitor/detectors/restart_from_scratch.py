@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import cast
 
 from monitor.catalog import TRAINING_SERIES
 from monitor.detectors.base import Detector, Settings, setting
+from monitor.facts import Facts, Sibling
 from monitor.model import NAN, DetectorSpec, Observation, Severity, Status, Verdict
 from monitor.verl_config import Value
 
 STEP, RESUMED = "global_step", "resumed_from_step"
+_SERIAL = re.compile(r"\d+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +25,14 @@ class RestartFromScratchSettings(Settings):
     lost_steps: float = setting(
         10.0, "steps", "Steps of the run before, below which starting anew loses nothing that matters.")
     told_steps: float = setting(30.0, "steps", "Steps of the new start for which the finding is told.")
+    sibling_steps: float = setting(
+        200.0, "steps", "Steps of a run within which another experiment's checkpoint may show that it should have been "
+                        "resumed.")
+    sibling_seconds: float = setting(
+        86400.0, "s", "Age of that checkpoint beyond which nobody meant to go on from it.")
+    sibling_silence_seconds: float = setting(
+        60.0, "s", "Least time without a new checkpoint after which that experiment is over; and three times the time "
+                   "between its last two.")
 
 
 SPEC = DetectorSpec(
@@ -29,6 +41,7 @@ SPEC = DetectorSpec(
     severity=Severity.WARNING,
     required=(tuple(sorted(TRAINING_SERIES)),),
     optional=(STEP, RESUMED),
+    facts=("checkpoints",),
     wake="Any training row will do.",
     meaning="The run was started again and counts from its first step, although it had come much further before: it "
             "did not resume from a checkpoint.",
@@ -48,9 +61,9 @@ SPEC = DetectorSpec(
         "again",
         "set trainer.save_freq, so that there is something to resume from",
     ),
-    misses="A start from scratch under another name, which is another run; a step counter that was loaded "
-           "while the weights were not; a new start that is meant, which looks the same unless the configuration "
-           "says trainer.resume_mode=disable.",
+    misses="A start from scratch under a name that differs by more than its digits, which is another run; a step "
+           "counter that was loaded while the weights were not; a new start that is meant, which looks the same unless "
+           "the configuration says trainer.resume_mode=disable.",
     source="verl's first step is 1 (0 in 0.1); a resumed run goes on after the step of its checkpoint.",
     guide="4.2",
     panel=(STEP,),
@@ -85,11 +98,58 @@ class RestartFromScratch(Detector):
         self._high = 0  # of this start
         self._lost: int | None = None  # step that was reached before a start from scratch
         self._meant = False
+        self._total = NAN  # steps that the configuration asks for
+        self._scratch = False  # this start began at its first step
+        self._told: Verdict | None = None  # of checkpoints, and until which step it holds
+        self._until = 0
         self._resumed = self._loaded = NAN  # checkpoint that the console told of: for the next start, of this one
 
     def configured(self, config: Mapping[str, Value]) -> None:
         """A run that is told not to resume starts anew because it was told to."""
         self._meant = str(config.get("trainer.resume_mode", "")).lower() == "disable"
+        total = config.get("trainer.total_training_steps")
+        self._total = float(total) if isinstance(total, (int, float)) else NAN
+
+    def probed(self, facts: Facts) -> Verdict | None:
+        """Judge what checkpoints there are that this start did not go on from."""
+        seen = facts.checkpoints.get(facts.run)
+        if seen is None or self._last is None or not self._scratch or self._meant:
+            return None
+        if self._told is not None and self._last <= self._until:
+            return self._told
+        verdict = None
+        ahead = (seen.tracker_step or 0) - self._last
+        if ahead >= self._s.lost_steps and self._last <= self._s.told_steps:
+            verdict = self._found(seen.tracker_step or 0, f"although {seen.directory} holds a checkpoint of step "
+                                  f"{seen.tracker_step}")
+        elif self._last <= self._s.sibling_steps:
+            for other in seen.siblings:
+                if self._left_by(other, Path(seen.directory).name, seen.time_seconds):
+                    verdict = self._found(other.step, f"while the experiment {other.name} of the same project stopped "
+                                          f"at a checkpoint of step {other.step}: the name is part of the path where "
+                                          "verl looks")
+        if verdict is not None:
+            self._told, self._until = verdict, self._last + int(self._s.told_steps)
+        elif self._told is not None:
+            self._told = None
+            return Verdict(Status.OK, signal=STEP, value=float(self._last))
+        return verdict
+
+    def _left_by(self, other: Sibling, own: str, now: float) -> bool:
+        """Whether this run should have gone on from another experiment's checkpoint: the names differ by digits alone,
+        and that one has stopped before its end and not long ago. One that still saves is a run beside this one."""
+        quiet = now - other.modified_seconds
+        unfinished = other.step < self._total if self._total == self._total else False
+        return (_SERIAL.sub("#", other.name) == _SERIAL.sub("#", own) and other.name != own and unfinished
+                and other.step >= self._s.lost_steps + (self._last or 0) and quiet <= self._s.sibling_seconds
+                and other.interval_seconds > 0
+                and quiet >= max(self._s.sibling_silence_seconds, 3 * other.interval_seconds))
+
+    def _found(self, lost: int, how: str) -> Verdict:
+        return Verdict(
+            Status.WARNING, score=1.0 + lost / 100, since_step=1, signal=STEP, value=float(self._last or 0),
+            reason=f"The run began at its first step {how}: the training of {lost} steps is lost or done twice.",
+            evidence={"reached_step": float(lost), "step": float(self._last or 0)})
 
     def restarted(self, time_seconds: float) -> None:
         """The next training row is the first of a new start."""
@@ -98,6 +158,7 @@ class RestartFromScratch(Detector):
     def _begin(self) -> None:
         self._reached = max(self._reached, self._high)
         self._last, self._high, self._lost = None, 0, None
+        self._scratch, self._told = False, None
 
     def update(self, observation: Observation) -> Verdict | None:
         """Judge where the row's step lies."""
@@ -108,10 +169,13 @@ class RestartFromScratch(Detector):
         if self._last is not None and step < self._last:
             self._begin()
         if self._last is None:
+            self._scratch = step <= 1
             if step <= 1 and self._reached >= self._s.lost_steps and not self._meant:
                 self._lost = self._reached
             self._loaded, self._resumed = self._resumed, NAN
         self._last, self._high = step, max(self._high, step)
+        if self._told is not None and step <= self._until:
+            return self._told
         lost = self._lost
         if lost is None or step > min(self._s.told_steps, lost):
             return Verdict(Status.OK, signal=STEP, value=float(step))
