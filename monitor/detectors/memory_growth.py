@@ -8,6 +8,7 @@ from itertools import combinations, pairwise
 from typing import cast
 
 from monitor.detectors.base import Detector, Settings, setting
+from monitor.facts import Facts
 from monitor.model import NAN, DetectorSpec, Observation, Severity, Status, Verdict
 from monitor.stats import median
 from monitor.units import Unit, quantity
@@ -22,6 +23,8 @@ _FEWEST_BLOCKS = 6
 _MAX_BLOCKS = 24  # beyond, two become one of twice the length
 _GIB = 2.0**30
 _ALL = (*HOST, *GPU)
+DEVICE = "gpu_memory_used_bytes"
+_MOST_DEVICES = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +82,7 @@ SPEC = DetectorSpec(
     rise_steps=1,
     clear_steps=10,
     under=("non_finite",),
+    facts=("gpu",),
 )
 
 
@@ -137,11 +141,28 @@ class MemoryGrowth(Detector):
         self._series: dict[str, _Series] = {}
         self._found: dict[str, Verdict] = {}
         self._step_seconds = NAN
+        # What the GPUs themselves say, by series: least memory in use since the last step; and memory in all.
+        self._devices: dict[str, float] = {}
+        self._totals: dict[str, float] = {}
+
+    def probed(self, facts: Facts) -> None:
+        """Follow the memory in use on the GPUs of a machine that the run has to itself; judged with its next step."""
+        if facts.active_runs > 1:
+            self._devices.clear()
+            return
+        for node in facts.nodes:
+            for gpu in node.gpus if node.reachable and not node.recorded else ():
+                name = f"{DEVICE}/{node.node}|{gpu.index}|{gpu.uuid}"
+                if gpu.memory_used and gpu.memory_total and (name in self._totals or len(self._totals) < _MOST_DEVICES):
+                    self._totals[name] = float(gpu.memory_total)
+                    self._devices[name] = min(self._devices.get(name, math.inf), float(gpu.memory_used))
 
     def restarted(self, time_seconds: float) -> None:
         """New processes begin with little memory: their growth is their own."""
         self._series.clear()
         self._found.clear()
+        self._devices.clear()
+        self._totals.clear()
 
     def update(self, observation: Observation) -> Verdict | None:
         """Judge the memory that the row tells of."""
@@ -150,7 +171,11 @@ class MemoryGrowth(Detector):
         if length != length:
             length = values.get(LENGTHS[1], 0.0)
         self._step_seconds = values.get(STEP_TIME, self._step_seconds)
-        for name in _ALL:
+        names: tuple[str, ...] = _ALL
+        if self._devices:
+            values, names = {**values, **self._devices}, (*_ALL, *self._devices)
+            self._devices = {}
+        for name in names:
             value = values.get(name)
             if value is None or value != value or value <= 0.0:
                 continue
@@ -202,7 +227,7 @@ class MemoryGrowth(Detector):
         ratio = s.limit_growth_ratio if limit else s.growth_ratio
         if now - start < max(ratio * start, s.growth_gib * _GIB) or now < max(block[1] for block in blocks):
             return None
-        if name in GPU and short > 0.0 and now / start - 1 <= 1.5 * (long / short - 1):
+        if name not in HOST and short > 0.0 and now / start - 1 <= 1.5 * (long / short - 1):
             return None
         half = len(blocks) // 2 + 1
         pace, early, late = _slope(blocks), _slope(blocks[:half]), _slope(blocks[-half:])
@@ -217,9 +242,14 @@ class MemoryGrowth(Detector):
         near = left <= s.ahead_ratio * (last - first)
         if not near and now - start < s.growth_ratio * start:
             return None
-        where = "Host memory" if name in HOST else "Peak GPU memory of the allocator"
-        ahead_steps = max(0.0, full - now if limit else now) / pace
-        ahead = (f"; at this pace the {quantity(full, Unit.BYTES)} of the node are full near step" if limit else
+        where, of = "Host memory" if name in HOST else "Peak GPU memory of the allocator", "node"
+        if name in self._totals:
+            # An allocator that keeps what it frees may fill a GPU and be well, so this limit says when, and not
+            whether. full, of = self._totals[name], "GPU"
+            node, index, _ = name.partition("/")[2].split("|")
+            where = f"Memory in use on GPU {index} of {node}"
+        ahead_steps = max(0.0, full - now if full else now) / pace
+        ahead = (f"; at this pace the {quantity(full, Unit.BYTES)} of the {of} are full near step" if full else
                  "; at this pace it has doubled near step") + f" {last + ahead_steps:.0f}"
         hours = ahead_steps * self._step_seconds / 3600
         ahead += f", in {hours:.2g} h" if hours == hours else ""

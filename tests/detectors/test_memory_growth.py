@@ -10,9 +10,10 @@ import pytest
 
 from monitor.detectors.memory_growth import MemoryGrowth, MemoryGrowthSettings
 from monitor.engine import Engine
-from monitor.model import Incident
+from monitor.facts import Facts, Gpu, NodeFacts
+from monitor.model import Incident, Status, Verdict
 from tests.detectors.lone import Row, found
-from tests.helpers import CASES, feed, rows
+from tests.helpers import CASES, feed, observation, rows
 
 
 def host(gib: Callable[[int], float], steps: int = 300, *, seed: int = 0, noise: float = 1.0) -> list[Row]:
@@ -89,3 +90,38 @@ def test_a_gpu_peak_must_outgrow_the_answers(kind: str) -> None:
 @pytest.mark.parametrize("scale", [1e-3, 1e3])
 def test_what_is_small_is_no_leak_and_what_is_large_is(scale: float) -> None:
     assert len(found(MemoryGrowth, host(lambda s: scale * (300 + 5 * s), 116, noise=0.0))) == int(scale > 1)
+
+
+def _gpu_facts(used_gib: float, runs: int = 1) -> Facts:
+    gpu = Gpu(index=3, uuid="GPU-3", memory_used=int(used_gib * 2**30), memory_total=80 * 2**30)
+    return Facts(time_seconds=0.0, nodes=(NodeFacts(node="n", time_seconds=0.0, gpus=(gpu,)),), active_runs=runs)
+
+
+def _gpu_run(level: Callable[[int], float], *, runs: int = 1) -> list[Verdict]:
+    """Verdicts over 80 steps, with three looks at the GPU in each, of which two are peaks."""
+    detector, out = MemoryGrowth(), []
+    for step in range(80):
+        for peak in (12.0, 0.0, 9.0):
+            detector.probed(_gpu_facts(level(step) + peak, runs))
+        verdict = detector.update(observation(step, {"stage_duration_seconds/step": 60.0}))
+        if verdict is not None:
+            out.append(verdict)
+    return out
+
+
+def test_memory_of_a_gpu_that_grows_is_told_with_the_time_when_it_is_full() -> None:
+    last = _gpu_run(lambda step: 20 + 0.4 * step)[-1]
+    assert last.status is Status.WARNING
+    assert last.signal == "gpu_memory_used_bytes/n|3|GPU-3"
+    assert "Memory in use on GPU 3 of n has grown from" in last.reason
+    assert "the 80 GiB of the GPU are full near step" in last.reason
+    assert " h" in last.reason
+
+
+def test_memory_of_a_gpu_that_is_full_and_level_says_nothing() -> None:
+    assert {verdict.status for verdict in _gpu_run(lambda step: 67.0)} == {Status.OK}
+    assert {verdict.status for verdict in _gpu_run(lambda step: 67.0 - 30.0 / (1 + step))} == {Status.OK}
+
+
+def test_a_gpu_that_runs_share_is_nobodys() -> None:
+    assert _gpu_run(lambda step: 20 + 0.4 * step, runs=2) == []
