@@ -244,8 +244,8 @@ class MemoryGrowth(Detector):
             return None
         where, of = "Host memory" if name in HOST else "Peak GPU memory of the allocator", "node"
         if name in self._totals:
-            # An allocator that keeps what it frees may fill a GPU and be well, so this limit says when, and not
-            whether. full, of = self._totals[name], "GPU"
+            # An allocator that keeps what it frees may fill a GPU and be well: this limit tells when, not whether.
+            full, of = self._totals[name], "GPU"
             node, index, _ = name.partition("/")[2].split("|")
             where = f"Memory in use on GPU {index} of {node}"
         ahead_steps = max(0.0, full - now if full else now) / pace
