@@ -34,6 +34,8 @@ from monitor.config import (
 )
 from monitor.engine import Engine, EngineSettings
 from monitor.model import Severity
+from monitor.preflight import command as preflight
+from monitor.probes.build import make_room
 from monitor.replay import UnreadableError, recorded_files, replay_all
 from monitor.run import RunView
 from monitor.serve import listen, serve_config
@@ -122,6 +124,11 @@ def _parser() -> argparse.ArgumentParser:
                                  epilog="Exit status: 0 none is leaked (any more), 1 some are, 3 it failed.")
     placement_groups.add_arguments(groups, _kind(RAY))
     groups.set_defaults(call=placement_groups.run, log_level="WARNING")
+
+    before = commands.add_parser("preflight", help="check a configuration of verl's, and the environment, before a run",
+                                 epilog="Exit status: 0 pass, 1 warnings, 2 errors, 3 unreadable.")
+    preflight.add_arguments(before)
+    before.set_defaults(call=preflight.run, log_level="WARNING")
 
     demo = commands.add_parser("demo", help="recorded runs, healthy and failing, through the whole service")
     _listen_option(demo)
@@ -261,22 +268,26 @@ def _evaluate(arguments: argparse.Namespace) -> int:
 
 
 def _demo(arguments: argparse.Namespace) -> int:
-    from monitor import demo
+    from monitor import demo, demo_machine
 
     address = arguments.listen or Config().listen
+    clock = steady_clock()
+    room = demo_machine.recorded_room(clock, demo.rows_of_the_hang() / arguments.pace)
     intro = [
         "", "Seven recorded runs of the real verl trainer are now replayed. What you will see:",
         *demo.expected_story(arguments.pace), "",
         f"Open  http://{address}/           all runs and their verdicts",
         f"      http://{address}/metrics    for Prometheus",
         f"      http://{address}/api/v1/runs/ppo-kl-runaway    one run as JSON", "",
-        "verl_gpu_memory_used_bytes has no samples here: recordings have no GPU, and none is probed.",
+        *([] if room is None else [
+            f"      http://{address}/machine    a GPU and a Ray cluster; recorded ones, and marked so, since this "
+            "machine", "      shows no GPU: of a run that hangs as gpu-ppo-hang does", ""]),
         "Ctrl-C ends it.",
     ]
-    clock = steady_clock()
     with demo.playing(arguments.pace) as folder:
         engine = Engine(EngineSettings(retain_ended_seconds=86400.0))
-        service = Service(engine=engine, sources=[FileSource(folder, clock=clock)], clock=clock)
+        service = Service(engine=engine, sources=[FileSource(folder, clock=clock)], clock=clock, room=room or make_room(
+            Config().probes, clock))
         return listen(service, address, intro=intro)
 
 

@@ -45,6 +45,11 @@ def expected_story(rows_per_second: float) -> list[str]:
         f"  Each run plays at {rows_per_second:g} steps a second, and is finished when its file is closed."]
 
 
+def rows_of_the_hang() -> int:
+    """Rows that are written before the run that hangs does."""
+    return max(len(recording(run.name).splitlines()) for run in RUNS if run.hangs)
+
+
 def recording(name: str) -> bytes:
     """A bundled recording."""
     return (resources.files("monitor") / "demo_runs" / f"{name}.jsonl").read_bytes()

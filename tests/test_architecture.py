@@ -12,11 +12,11 @@ from tests.helpers import REPOSITORY
 
 ORDER = ("__init__", "units", "http", "model", "facts", "metric", "machine_metrics", "catalog", "stats", "hysteresis",
          "verl_config", "detectors", "watches", "run", "machine", "engine", "sources", "probes", "config", "clock",
-         "replay", "evaluate", "compare", "preflight", "families", "machine_exporter",
-         "exporter", "api", "machine_report", "placement_groups", "attach", "service", "serve", "demo", "cli")
+         "replay", "evaluate", "families", "machine_exporter", "exporter", "api", "compare", "preflight",
+         "machine_report", "placement_groups", "attach", "service", "serve", "demo", "demo_machine", "cli")
 """Modules of the package; each imports only from those before it."""
 
-ONLY_IN = {"fastapi": {"service"}, "uvicorn": {"serve"}, "jinja2": {"service"}, "yaml": {"config"},
+ONLY_IN = {"fastapi": {"service"}, "uvicorn": {"serve"}, "jinja2": {"service"}, "yaml": {"config", "preflight"},
            "prometheus_client": {"families", "machine_exporter", "exporter", "sources"},
            "ray": {"probes", "evaluate"}, "torch": set(), "numpy": set()}
 
@@ -72,8 +72,9 @@ def test_readme_shows_commands_that_exist() -> None:
     assert all(re.search(rf"^{target}:", makefile, re.M) for target in targets)
     from monitor.cli import _parser
 
-    commands = set(re.findall(r"verl-monitor (serve|check|config|demo|evaluate|preflight|compare)\b", text))
-    assert commands == {"serve", "check", "config", "demo", "evaluate"}
+    known = {"serve", "check", "config", "demo", "evaluate", "preflight", "node", "placement-groups"}
+    commands = set(re.findall(rf"verl-monitor ({'|'.join(known)})\b", text))
+    assert commands == known
     assert all(command in _parser().format_help() for command in commands)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast
@@ -14,6 +15,7 @@ from monitor.units import Unit, quantity
 from monitor.verl_config import Value
 
 LAST = "checkpoint_last_step"
+_KEPT = 256
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +87,7 @@ class CheckpointIncomplete(Detector):
         self._step = 0
         self._first: int | None = None  # step at which this start was first seen
         self._save_freq = 0.0
+        self._steps: deque[tuple[float, int]] = deque(maxlen=_KEPT)  # when each of the last ones came
 
     def configured(self, config: Mapping[str, Value]) -> None:
         """Take in how often the run saves."""
@@ -99,6 +102,7 @@ class CheckpointIncomplete(Detector):
         """Follow the run's step."""
         if not TRAINING_SERIES.isdisjoint(observation.values):
             self._step = observation.step
+            self._steps.append((observation.time_seconds, observation.step))
             self._first = observation.step if self._first is None else self._first
         return None
 
@@ -109,7 +113,7 @@ class CheckpointIncomplete(Detector):
             return None
         good = [checkpoint for checkpoint in seen.checkpoints if not checkpoint.missing]
         last = max((checkpoint.step for checkpoint in good), default=0)
-        problems = [*self._broken(seen), *self._overdue(last), *self._full(seen)]
+        problems = [*self._broken(seen), *self._overdue(seen, last), *self._full(seen)]
         if not problems:
             return Verdict(Status.OK, signal=LAST, value=float(last) if good else NAN)
         end = (f" The last complete one is that of step {last}." if good else " There is no complete one.")
@@ -132,8 +136,12 @@ class CheckpointIncomplete(Detector):
                 problems.append(f"global_step_{checkpoint.step}: " + ", ".join(checkpoint.missing[:4]))
         return problems
 
-    def _overdue(self, last: int) -> list[str]:
-        since = self._step - max(last, (self._first or 1) - 1)
+    def _overdue(self, seen: CheckpointFacts, last: int) -> list[str]:
+        # Steps may be quick and the look at the directory some time ago.
+        step = next((step for when, step in reversed(self._steps) if when <= seen.time_seconds), None)
+        if step is None:
+            return []
+        since = step - max(last, (self._first or 1) - 1)
         if not self._save_freq or since <= self._s.overdue_saves * self._save_freq:
             return []
         return [f"no complete checkpoint for {since} steps, while trainer.save_freq is {self._save_freq:g}"]

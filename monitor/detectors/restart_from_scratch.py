@@ -141,7 +141,7 @@ class RestartFromScratch(Detector):
         quiet = now - other.modified_seconds
         unfinished = other.step < self._total if self._total == self._total else False
         return (_SERIAL.sub("#", other.name) == _SERIAL.sub("#", own) and other.name != own and unfinished
-                and other.step >= self._s.lost_steps + (self._last or 0) and quiet <= self._s.sibling_seconds
+                and other.step >= self._s.lost_steps and quiet <= self._s.sibling_seconds
                 and other.interval_seconds > 0
                 and quiet >= max(self._s.sibling_silence_seconds, 3 * other.interval_seconds))
 

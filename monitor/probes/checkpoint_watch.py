@@ -32,7 +32,8 @@ class CheckpointWatch:
         for run, place in places.items():
             directory = self._found.get(run) or find(place.config, place.logs, self._directory)
             if directory is not None:
-                self._found[run] = directory  # it stays this one, also when its tracker goes
+                if directory.exists():
+                    self._found[run] = directory  # it stays this one, also when its tracker goes
                 checkpoints[run] = look(directory, self._clock(), expectation(place.config))
             if size := model_bytes(place.config):
                 sizes[run] = size

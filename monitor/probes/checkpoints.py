@@ -54,8 +54,9 @@ def expectation(config: Mapping[str, Value]) -> Expectation:
 def look(directory: Path, now: float, expected: Expectation) -> CheckpointFacts:
     """The directory now, the newest twenty checkpoints. Blocking; what vanishes meanwhile is left out."""
     try:
-        names = os.listdir(directory)
-        free: int | None = shutil.disk_usage(directory).free
+        # It is made by the first save; until then its place is beside those of the project's other experiments.
+        names = os.listdir(directory) if directory.exists() or not directory.parent.is_dir() else []
+        free: int | None = shutil.disk_usage(directory if directory.exists() else directory.parent).free
     except OSError as error:
         return CheckpointFacts(directory=str(directory), time_seconds=now, problem=error.strerror or str(error))
     steps = sorted(int(match[1]) for name in names if (match := _STEP.fullmatch(name)))[-MOST_CHECKPOINTS:]
@@ -188,6 +189,10 @@ def find(config: Mapping[str, Value], logs: Sequence[str], given: str | None) ->
                 return candidate
         except OSError:
             continue
+    configured = config.get("trainer.default_local_dir")
+    for candidate in candidates(config, logs, given):
+        if configured and candidate.parts[-1:] == Path(str(configured)).parts[-1:] and siblings(candidate):
+            return candidate  # nothing was saved yet, but other experiments of the project have been
     return None
 
 

@@ -172,7 +172,8 @@ def _actor(row: Mapping[str, Any], ended: Mapping[str, bool]) -> Actor:
     elif cause and not words:
         words = ", ".join(str(kind) for kind in cause)
     return Actor(
-        id=str(row["actor_id"]), class_name=str(row.get("class_name") or ""), state=str(row["state"]),
+        id=str(row["actor_id"]), state=str(row["state"]),
+        class_name=str(row.get("class_name") or "").rpartition(".")[2],  # made in a function: f.<locals>.Class
         name=str(row.get("name") or ""), job=job, job_ended=ended.get(job, False), node=str(row.get("node_id") or ""),
         pid=int(row.get("pid") or 0), restarts=int(row.get("num_restarts") or 0), death=words[:_MOST_TEXT],
         intended=str(died.get("reason") or "") in _INTENDED or "exit type: INTENDED" in words,

@@ -78,6 +78,16 @@ def test_the_tracker_the_disk_and_a_save_that_is_overdue() -> None:
     assert judged(facts(good(10)), step=999, save_freq=-1).status is Status.OK
 
 
+def test_a_look_that_is_older_than_the_last_steps_is_judged_by_the_steps_of_its_time() -> None:
+    detector = CheckpointIncomplete()
+    detector.configured({"trainer.save_freq": 2})
+    for step in range(1, 20):
+        detector.update(observation(step, {"policy_loss": 0.1}, now=NOW - 8 + step))
+    verdict = detector.probed(facts(good(6)))  # then the run was at step 8
+    assert verdict is not None
+    assert verdict.status is Status.OK
+
+
 def test_a_file_system_that_does_not_answer_says_nothing() -> None:
     assert CheckpointIncomplete().probed(facts(problem="Stale file handle")) is None
 

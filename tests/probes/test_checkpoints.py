@@ -116,7 +116,7 @@ def test_megatrons_layout_is_not_judged_by_fsdps_files(tmp_path: Path) -> None:
 
 
 def test_a_directory_that_cannot_be_looked_at_says_why(tmp_path: Path) -> None:
-    seen = look(tmp_path / "none", 0.0, GAE)
+    seen = look(tmp_path / "none" / "exp", 0.0, GAE)
     assert (seen.problem, seen.checkpoints) == ("No such file or directory", ())
     (tmp_path / "global_step_1").write_text("a file")
     assert look(tmp_path, 0.0, GAE).checkpoints[0].missing[0] == "actor/ is missing: verl cannot load the actor"
@@ -138,6 +138,9 @@ def test_where_a_runs_checkpoints_are_found(tmp_path: Path, monkeypatch: pytest.
     assert find({}, [log], None) == directory  # beside the log, as verl's defaults have it
     config = flatten({"trainer": {"default_local_dir": "checkpoints/math/exp"}})
     assert find(config, [], None) is None
+    later = flatten({"trainer": {"default_local_dir": "checkpoints/math/exp-2"}})
+    assert find(later, [str(work / "run.log")], None) == directory.parent / "exp-2"  # before its first save
+    assert [other.name for other in look(find(later, [], str(work)) or work, 0.0, GAE).siblings] == ["exp"]
     assert find(config, [str(work / "run.log")], None) == directory
     assert find(config, [], str(work)) == directory  # given: the job's working directory
     assert find({}, [], str(directory)) == directory  # or the directory itself

@@ -1,0 +1,1 @@
+"""Checks before a run starts: its configuration, and the environment it will meet."""
