@@ -32,7 +32,7 @@ SPEC = DetectorSpec(
     required=(),
     optional=(),
     facts=("gpu",),
-    wake="A sight of the run's GPUs (pip install 'verl-monitor[gpu]' on its host, or --ray-address), and a model "
+    wake="A sight of the run's GPUs (the monitor on their host, or --ray-address), and a model "
          "directory (actor_rollout_ref.model.path) that the monitor can read.",
     meaning="A run has begun on a GPU whose memory is partly held by processes that are not of its job, and what is "
             "left is less than its model needs.",

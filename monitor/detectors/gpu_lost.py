@@ -32,8 +32,8 @@ SPEC = DetectorSpec(
     required=(),
     facts=("gpu",),
     machine=True,
-    wake="nvidia-ml-py where the monitor runs (pip install 'verl-monitor[gpu]'), and a sight of the GPUs: the same "
-         "host or container, verl-monitor node, or --ray-address.",
+    wake="A sight of the GPUs: the monitor on the same host or in a container that has them, verl-monitor node, or "
+         "--ray-address.",
     meaning="A GPU that was there does not answer any more: it has fallen off the bus or reports a fatal error "
             "(critical), its node is gone while a job was on it (critical), or only this monitor has lost its access "
             "to the driver (warning).",

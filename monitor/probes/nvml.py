@@ -72,7 +72,7 @@ class Nvml:
             self._nvml = self._nvml or self._load()
         except ImportError:
             self._again = float("inf")
-            self._detail = "no GPU is looked at: pynvml is not installed (pip install 'verl-monitor[gpu]')"
+            self._detail = "no GPU is looked at: pynvml is not installed (pip install nvidia-ml-py)"
             return False
         try:
             self._nvml.nvmlInit()

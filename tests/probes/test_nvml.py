@@ -140,7 +140,7 @@ def test_52_without_the_bindings_nothing_is_looked_at() -> None:
 
     state, gpus, detail = Nvml(lambda: 0.0, load).read()
     assert (state, gpus) == (GpuState.NONE, ())
-    assert "verl-monitor[gpu]" in detail
+    assert "pip install nvidia-ml-py" in detail
 
 
 def test_53_one_gpu_that_is_lost_does_not_hide_the_others(fake: Driver) -> None:
