@@ -18,6 +18,7 @@ _SOURCE_UP, _READ = f"verl_monitor_source_up{{{_SOURCE}}}", (
 _REJECTED = f"verl_monitor_source_rejected_total{{{_SOURCE},reason="
 _ERRORS = f'verl_monitor_detector_errors_total{{{_HERE},detector="kl_runaway"}}'
 _FILES_CUT = f"verl_monitor_source_files_cut{{{_SOURCE}}}"
+_RAY_UP, _NODE_UP = f"verl_ray_up{{{_HERE}}}", f'verl_node_probe_up{{{_HERE},node="n"}}'
 _RUNS_CUT, _SERIES_CUT = (f"verl_monitor_{what}_dropped_total{{{_HERE}}}" for what in ("runs", "series"))
 
 
@@ -129,6 +130,16 @@ CASES: dict[str, tuple[Case, ...]] = {
         Case("logs are not followed", {_FILES_CUT: "0x8 2x20"}, (("2m", None), ("5m", ("warning", _M)))),
         Case("nothing is cut any more", {_SERIES_CUT: "7x30", _RUNS_CUT: "7x30", _FILES_CUT: "2x3 0x30"},
              (("5m", None),)),
+    ),
+    "VerlMonitorProbeDown": (
+        Case("Ray does not answer while a run is active", {_RAY_UP: "1x4 0x90", _runs("running"): "1x94"},
+             (("15m", None), ("17m", ("warning", _M)))),
+        Case("a node does not answer while a run is stalled", {_NODE_UP: "0x90", _runs("stalled"): "1x94"},
+             (("14m", None), ("16m", ("warning", (*_M, ("node", "n")))))),
+        Case("no run is active", {_RAY_UP: "0x90", _NODE_UP: "0x90", _runs("running"): "0x94", _runs("finished"):
+             "2x94"}, (("20m", None),)),
+        Case("all answer, or the values are NaN (case 39)",
+             {_RAY_UP: "1x90", _NODE_UP: " ".join(["NaN"] * 90), _runs("running"): "1x94"}, (("20m", None),)),
     ),
     # No quiet case: it always fires, with nothing scraped at all.
     "VerlWatchdog": (Case("always", {'up{job="another"}': "0x10"}, (("0s", ("none", ())), ("1m", ("none", ())))),),

@@ -90,4 +90,34 @@ sum by (job, instance) (verl_monitor_source_files_cut) > 0"""),),
     misses="Nothing that is counted; which series was dropped is not told.",
 )
 
-WARNINGS = (REJECTING, DETECTOR_ERRORS, SERIES_DROPPED)
+PROBE_DOWN = MonitorAlert(
+    name="VerlMonitorProbeDown",
+    title="Probe does not answer",
+    # A cluster that is taken down after its job is no matter, so only while a run is active. A node that has left the
+    # cluster is told for ten minutes and then forgotten.
+    rules=(("warning", """
+(
+  max by (job, instance, node) (verl_node_probe_up) == 0
+  or
+  max by (job, instance) (verl_ray_up) == 0
+)
+and on (job, instance)
+sum by (job, instance) (verl_monitor_runs{state=~"starting|running|stalled"}) > 0"""),),
+    wait="15m",
+    summary="A probe of verl-monitor {{ $labels.instance }} does not answer{{ with $labels.node }} {{ . }}{{ end }}",
+    description="Ray's dashboard, or the probe on a node, has not answered for 15 minutes while a run is active.",
+    meaning="The monitor sees the runs, but not the cluster they run on, or not one of its nodes.",
+    impact="Leaked placement groups, dead actors and lost GPUs go unseen, and a stall cannot name its culprit.",
+    diagnosis=(
+        ("What does not answer, and why?", "curl -s 127.0.0.1:9560/api/v1/machine"),
+        ("Does Ray's dashboard answer to the monitor's token?", "curl -s -H \"Authorization: Bearer $RAY_AUTH_TOKEN\" "
+                                                               "http://HEAD:8265/api/version"),
+    ),
+    actions=(
+        "give the monitor Ray's present address and token (--ray-address, RAY_AUTH_TOKEN_PATH), and restart it",
+        "look at the node: a probe without CPUs that does not answer is often a node that does not",
+    ),
+    misses="A probe that answers with old facts, which Ray itself would have to tell.",
+)
+
+WARNINGS = (REJECTING, DETECTOR_ERRORS, SERIES_DROPPED, PROBE_DOWN)

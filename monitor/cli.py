@@ -14,6 +14,7 @@ from typing import Any
 
 from monitor import __version__, api, evaluate, placement_groups
 from monitor.clock import steady_clock
+from monitor.compare import command as compare
 from monitor.config import (
     ADDRESS,
     COUNT,
@@ -129,6 +130,11 @@ def _parser() -> argparse.ArgumentParser:
                                  epilog="Exit status: 0 pass, 1 warnings, 2 errors, 3 unreadable.")
     preflight.add_arguments(before)
     before.set_defaults(call=preflight.run, log_level="WARNING")
+
+    two = commands.add_parser("compare", help="memory, time, KL, reward of two runs, with an interval of each change",
+                              epilog="Exit status: 0 compared, 3 something could not be read.")
+    compare.add_arguments(two)
+    two.set_defaults(call=compare.run, log_level="WARNING")
 
     demo = commands.add_parser("demo", help="recorded runs, healthy and failing, through the whole service")
     _listen_option(demo)

@@ -15,11 +15,12 @@ _MOST_ACTORS = 200
 def machine_report(view: MachineView) -> dict[str, Any]:
     """All of the machine room: nodes with their GPUs, Ray, checkpoints, verdicts, incidents."""
     facts = view.facts
+    named = _actors(facts.ray)
     return {
         "machine": view.name, "verdict": api.verdict_word(view.severity), "time_seconds": facts.time_seconds,
         "recorded": any(node.recorded for node in facts.nodes) or bool(facts.ray and facts.ray.recorded),
         "findings": [d.spec.id for d in view.detectors if d.severity],
-        "nodes": [_node(node, facts.time_seconds) for node in facts.nodes],
+        "nodes": [_node(node, facts.time_seconds, named) for node in facts.nodes],
         "ray": _ray(facts.ray, facts.time_seconds) if facts.ray else None,
         "checkpoints": {run: _checkpoints(seen) for run, seen in facts.checkpoints.items()},
         "detectors": [api.detector_detail(item) for item in view.detectors],
@@ -31,18 +32,28 @@ def _bytes(value: int | None) -> str | None:
     return None if value is None else quantity(float(value), Unit.BYTES)
 
 
-def _node(node: NodeFacts, now: float) -> dict[str, Any]:
+def _actors(ray: RayFacts | None) -> dict[int, str]:
+    """Names of living actors by the pid of their process; a pid that two nodes have names none."""
+    names: dict[int, str] = {}
+    for actor in ray.actors if ray is not None else ():
+        if actor.state == "ALIVE" and actor.pid:
+            names[actor.pid] = "" if actor.pid in names else actor.name
+    return names
+
+
+def _node(node: NodeFacts, now: float, named: dict[int, str]) -> dict[str, Any]:
     return {
         "node": node.node, "reachable": node.reachable, "age_seconds": max(0.0, now - node.time_seconds),
         "gpu_state": node.gpu_state.value, "detail": node.detail, "recorded": node.recorded,
         "host_memory_total_bytes": node.host_memory_total, "host_memory_available_bytes": node.host_memory_available,
         "host_memory": f"{_bytes(node.host_memory_available)} of {_bytes(node.host_memory_total)} available"
                        if node.host_memory_total else None,
-        "gpus": [_gpu(gpu, now) for gpu in node.gpus], "processes": [_process(p, now) for p in node.processes],
+        "gpus": [_gpu(gpu, now, named) for gpu in node.gpus],
+        "processes": [_process(p, now, named) for p in node.processes],
     }
 
 
-def _gpu(gpu: Gpu, now: float) -> dict[str, Any]:
+def _gpu(gpu: Gpu, now: float, named: dict[int, str]) -> dict[str, Any]:
     roles = {role.value: gpu.memory_of(role) for role in Role} if gpu.processes is not None else {}
     return {
         "gpu": gpu.index, "uuid": gpu.uuid, "name": gpu.name, "parent": gpu.parent or None, "lost": gpu.lost or None,
@@ -54,12 +65,13 @@ def _gpu(gpu: Gpu, now: float) -> dict[str, Any]:
         "ecc_uncorrected": gpu.ecc_uncorrected, "xid": gpu.xid, "unsupported": list(gpu.unsupported),
         "memory_by_role_bytes": {role: used for role, used in roles.items() if used},
         "memory_by_role": {role: _bytes(used) for role, used in roles.items() if used},
-        "processes": None if gpu.processes is None else [_process(p, now) for p in gpu.processes],
+        "processes": None if gpu.processes is None else [_process(p, now, named) for p in gpu.processes],
     }
 
 
-def _process(process: Process, now: float) -> dict[str, Any]:
-    return {"pid": process.pid, "title": process.title, "role": process.role.value,
+def _process(process: Process, now: float, named: dict[int, str]) -> dict[str, Any]:
+    return {"pid": process.pid, "title": process.title, "actor": named.get(process.pid) or None,
+            "role": process.role.value,
             "title_age_seconds": max(0.0, now - process.title_since_seconds) if process.title else None,
             "gpu_memory_bytes": process.gpu_bytes, "gpu_memory": _bytes(process.gpu_bytes)}
 

@@ -20,6 +20,7 @@ from markdown_it import MarkdownIt
 from monitor import __version__, api
 from monitor.engine import Engine, Snapshot
 from monitor.exporter import MonitorView, Renderer, SourceView
+from monitor.facts import Facts
 from monitor.machine_report import machine_report
 from monitor.probes.room import Room, RunPlace
 from monitor.sources import Source
@@ -46,6 +47,7 @@ class Service:
     token: str = ""
     heartbeat_seconds: float = 0.0
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    _facts: Facts | None = None
     _renderer: Renderer = field(default_factory=Renderer)
     _render_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -91,6 +93,9 @@ class Service:
         room.see_runs({run.name: RunPlace(run.config, run.logs, run.name) for run in active},
                       wants_tasks=any(run.quiet for run in active))
         facts = room.facts()
+        if facts is self._facts:
+            return
+        self._facts = facts
         if facts.nodes or facts.ray is not None or facts.checkpoints:
             self.engine.probe(facts, room.name)
 

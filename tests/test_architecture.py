@@ -72,7 +72,7 @@ def test_readme_shows_commands_that_exist() -> None:
     assert all(re.search(rf"^{target}:", makefile, re.M) for target in targets)
     from monitor.cli import _parser
 
-    known = {"serve", "check", "config", "demo", "evaluate", "preflight", "node", "placement-groups"}
+    known = {"serve", "check", "config", "demo", "evaluate", "preflight", "compare", "node", "placement-groups"}
     commands = set(re.findall(rf"verl-monitor ({'|'.join(known)})\b", text))
     assert commands == known
     assert all(command in _parser().format_help() for command in commands)

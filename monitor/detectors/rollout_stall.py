@@ -110,7 +110,8 @@ class RolloutStall(Detector):
         self._validation_pending = False
         self._phase, self._phase_since = "", 0.0
         self._job = ""
-        self._seen: Seen | None = None
+        self._facts: Facts | None = None  # the latest, until they are needed
+        self._seen: Seen | None = None  # what of them bears on a stall
         # Rows that arrived together, and the seconds of training they stand for.
         self._batch_rows, self._batch_span = 0, 0.0
         self._bursts: deque[float] = deque(maxlen=3)
@@ -131,7 +132,7 @@ class RolloutStall(Detector):
 
     def probed(self, facts: Facts) -> None:
         """Remember what the probes see, to say why the run hangs. It never makes or vetoes a stall."""
-        self._seen = look(facts, self._job)
+        self._facts = facts  # looked through in a stall alone: a cluster may have ten thousand actors
 
     def update(self, observation: Observation) -> Verdict | None:
         """Take in a row: it ends any silence."""
@@ -213,6 +214,8 @@ class RolloutStall(Detector):
         after = f"after step {self._last_step}" if self._steps else "since its log was begun"
         usual = (f"this run's steps take {quantity(expected, Unit.SECONDS)}" if expected == expected else
                  "no step has been completed")
+        if self._facts is not None:
+            self._seen, self._facts = look(self._facts, self._job), None
         why, numbers = explain(self._seen, self._phase, silence, now) if self._seen else ("", {})
         why = f" {why}" if why else ""
         return Verdict(

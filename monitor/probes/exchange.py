@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import types
 import typing
+from collections import abc
 from collections.abc import Mapping
 from dataclasses import asdict, fields, is_dataclass, replace
 from enum import Enum
@@ -95,7 +96,7 @@ def _value(hint: Any, value: Any, name: str) -> Any:
         return None if value is None else _value(next(h for h in inner if h is not type(None)), value, name)
     if origin is tuple and isinstance(value, (list, tuple)):
         return tuple(_value(inner[0], item, name) for item in value)
-    if isinstance(value, Mapping) and not is_dataclass(hint):
+    if origin is abc.Mapping and isinstance(value, Mapping):
         return {str(key): _value(inner[1], item, name) for key, item in value.items()}
     if is_dataclass(hint) and isinstance(hint, type):
         return build(hint, value)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from monitor.facts import Gpu, GpuState, NodeFacts, Process, Role
-from monitor.probes.nvml import Nvml
+from monitor.probes.nvml import Answer, Nvml
 from monitor.probes.processes import ProcessInfo, of_a_job, role_of, scan
 from monitor.probes.worker import HungError, Worker
 
@@ -16,6 +16,7 @@ log = logging.getLogger("monitor.probes")
 
 DEADLINE_SECONDS = 5.0
 _MOST_LISTED = 500
+_CLOSE_SECONDS = 0.4
 
 
 class NodeProbe:
@@ -36,21 +37,20 @@ class NodeProbe:
         self._nvml = nvml or Nvml(clock)
         self._worker = Worker(self._nvml.read, "the GPU driver")
         self._titles: dict[int, tuple[str, float]] = {}
-        self._said = ""
+        self._said = (GpuState.OK, "")
+        self._answered = False
 
     def read(self) -> NodeFacts:
         """The node now. Blocking, for the deadline at most."""
-        try:
-            state, gpus, detail = self._worker.ask(self._deadline)
-        except HungError as error:
-            # What it told before is old, so it is not told again.
-            state, gpus, detail = GpuState.HUNG, (), f"{error}; it is not asked again until it comes back"
+        state, gpus, detail = self._ask()
         now = self._clock()
         visible = scan(self._root)
         self._note_titles(visible, now)
         total, available = host_memory(self._root)
-        if detail != self._said:
-            self._said = detail
+        # A hang's detail tells its length, which is another at each look; a log line for each helps nobody.
+        said = (state, "" if state is GpuState.HUNG else detail)
+        if said != self._said:
+            self._said = said
             log.log(logging.INFO if state in (GpuState.NONE, GpuState.OK) else logging.WARNING, "%s: %s", self._node,
                     detail or "its GPUs answer")
         return NodeFacts(
@@ -60,11 +60,23 @@ class NodeProbe:
             host_memory_total=total, host_memory_available=available)
 
     def close(self) -> None:
-        """Let go of the driver, without waiting for a call that hangs."""
-        if not self._worker.outstanding:
+        """Let go of the driver. Blocking for less than a second: a call that hangs is left alone."""
+        if self._worker.settle(_CLOSE_SECONDS):
             closing = threading.Thread(target=self._nvml.close, daemon=True)
             closing.start()
-            closing.join(0.5)
+            closing.join(_CLOSE_SECONDS)
+
+    def _ask(self) -> Answer:
+        try:
+            answer = self._worker.ask(self._deadline)
+        except HungError as error:
+            # What it told before is old, so it is not told again.
+            return GpuState.HUNG, (), f"{error}; it is not asked again until it comes back"
+        except Exception as error:  # noqa: BLE001 - odd bindings cost the GPUs, not what else the node tells
+            state = GpuState.LOST if self._answered else GpuState.NONE
+            return state, (), f"the GPUs could not be read ({error!r:.200})"
+        self._answered = self._answered or answer[0] is GpuState.OK
+        return answer
 
     def _note_titles(self, visible: dict[int, ProcessInfo], now: float) -> None:
         known = self._titles

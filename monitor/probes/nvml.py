@@ -7,22 +7,27 @@ in ``unsupported``, and is asked again now and then only. Only reads are made; n
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
-from monitor.facts import Gpu, GpuState, Process
+from monitor.facts import Gpu, GpuState
+from monitor.probes.gpu_fields import FIELDS, asks, memory_asks, processes_of
+from monitor.probes.xid import Xids, text
 
 _AGAIN_AFTER_READS = 60
 _LONGEST_PAUSE = 60.0
 _MAX_GPUS = 64
-_MAX_PROCESSES = 200
 _LOST_ADVICE = ("the driver answered before; in a container a reload of systemd on the host takes the GPUs away: then "
                 "recreate the container")
+_NAMELESS = "index-"
+_NOT_LISTED = "the driver does not list it any more"
+
+Answer = tuple[GpuState, tuple[Gpu, ...], str]
 
 
 class Nvml:
-    """The driver.
+    """The driver. One thread at a time may ask it.
 
     Args:
         clock: any steady one; decides when a lost driver is tried again.
@@ -33,37 +38,50 @@ class Nvml:
                  load: Callable[[], Any] = lambda: importlib.import_module("pynvml")) -> None:
         self._clock, self._load = clock, load
         self._nvml: Any = None
-        self._ready = self._worked = False
+        self._xids: Xids | None = None
+        self._ready = self._worked = self._closed = False
         self._pause, self._again = 1.0, 0.0
         self._detail = ""
         self._reads = 0
-        self._refused: dict[tuple[str, str], int] = {}  # GPU, field -> read at which it was refused
-        self._events: Any = None
-        self._xids: dict[str, int] = {}
+        self._refused: dict[tuple[str, str], tuple[int, Exception]] = {}  # GPU, field -> read, why
+        self._known: dict[str, int] = {}  # uuid -> index, of GPUs that answered
+        self._silent: list[str] = []  # why GPUs of this read answer nothing at all, although they are not lost
 
-    def read(self) -> tuple[GpuState, tuple[Gpu, ...], str]:
+    def read(self) -> Answer:
         """How the driver answers, its GPUs, and why there are none. Blocking, perhaps for ever; raises nothing of the
-        driver's."""
+        driver's. A GPU that answered and is not listed any more counts as lost for as long as the monitor runs."""
         self._reads += 1
+        if self._closed:
+            return GpuState.NONE, (), "the GPUs are not looked at any more"
         if not self._ready and not self._begin():
             return GpuState.LOST if self._worked else GpuState.NONE, (), self._detail
         nvml = self._nvml
+        self._silent = []
         try:
-            gpus = self._gpus(nvml.nvmlDeviceGetCount())
+            count = nvml.nvmlDeviceGetCount()
+            gpus = self._gpus(count)
         except nvml.NVMLError as error:
-            return self._lose(error)
-        if gpus and all(gpu.lost for gpu in gpus) and not any("lost" in gpu.lost.lower() for gpu in gpus):
-            return self._lose(gpus[0].lost)  # it counts its GPUs but answers for none of them
-        if not gpus:
-            return GpuState.NONE, (), "the NVIDIA driver has no GPU here"
+            return self._lose(str(error))
+        if not gpus or len(self._silent) == len(gpus):
+            # It may count its GPUs and yet answer for none of them, which is the driver's fault and not theirs.
+            return self._lose(self._silent[0] if gpus else
+                              f"{count} listed, none may be asked from here" if count else "none listed")
         self._worked, self._pause = True, 1.0
-        return GpuState.OK, tuple(gpus), ""
+        return GpuState.OK, (*gpus, *self._missing(gpus)), ""
 
     def close(self) -> None:
-        """Let go of the driver."""
-        if self._ready:
-            self._ready = False
-            self._quietly(self._nvml.nvmlShutdown)
+        """Let go of the driver for good. Blocking, perhaps for ever."""
+        self._closed = True
+        self._release()
+
+    def _release(self) -> None:
+        if not self._ready:
+            return
+        self._ready = False
+        if self._xids is not None:
+            self._xids.end()
+        with suppress(self._nvml.NVMLError):  # it may be gone already
+            self._nvml.nvmlShutdown()
 
     def _begin(self) -> bool:
         if self._again > self._clock():
@@ -74,50 +92,90 @@ class Nvml:
             self._again = float("inf")
             self._detail = "no GPU is looked at: pynvml is not installed (pip install nvidia-ml-py)"
             return False
+        nvml = self._nvml
         try:
-            self._nvml.nvmlInit()
-        except self._nvml.NVMLError as error:
-            self._again = self._clock() + self._pause
-            self._pause = min(_LONGEST_PAUSE, 2 * self._pause)
+            nvml.nvmlInit()
+        except nvml.NVMLError as error:
+            self._wait()
             self._detail = f"{_LOST_ADVICE} ({error})" if self._worked else f"no NVIDIA driver here ({error})"
             return False
-        self._ready, self._events = True, None
+        self._ready = True
+        self._refused.clear()
+        self._xids = self._xids or Xids(nvml)
+        with suppress(nvml.NVMLError):  # the read that follows tells why
+            self._xids.begin(min(nvml.nvmlDeviceGetCount(), _MAX_GPUS))
         return True
 
-    def _lose(self, error: object) -> tuple[GpuState, tuple[Gpu, ...], str]:
-        self.close()
+    def _wait(self) -> None:
         self._again = self._clock() + self._pause
         self._pause = min(_LONGEST_PAUSE, 2 * self._pause)
-        self._detail = f"{_LOST_ADVICE} ({error})" if self._worked else f"the NVIDIA driver does not answer ({error})"
+
+    def _lose(self, why: str) -> Answer:
+        self._release()
+        self._wait()
+        self._detail = f"{_LOST_ADVICE} ({why})" if self._worked else f"the NVIDIA driver has no GPU here ({why})"
         return GpuState.LOST if self._worked else GpuState.NONE, (), self._detail
 
     def _gpus(self, count: int) -> list[Gpu]:
+        nvml = self._nvml
+        if self._xids is not None:
+            self._xids.take()
         gpus: list[Gpu] = []
         for index in range(min(count, _MAX_GPUS)):
+            known = next((uuid for uuid, place in self._known.items() if place == index), f"{_NAMELESS}{index}")
             try:
-                handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
-                uuid = _text(self._nvml.nvmlDeviceGetUUID(handle))
-            except self._nvml.NVMLError as error:
-                if isinstance(error, self._nvml.NVMLError_NoPermission):
-                    continue  # another one's GPU
-                gpus.append(Gpu(index=index, uuid=f"index-{index}", lost=str(error)))
+                handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            except nvml.NVMLError as error:
+                if not isinstance(error, nvml.NVMLError_NoPermission):  # another one's GPU
+                    gpus.append(self._failed(index, known, error))
                 continue
-            slices = self._slices(handle, index, uuid)
-            gpus += slices or [self._gpu(handle, index, uuid)]
-        self._take_events()
-        return [gpu if gpu.uuid not in self._xids else _with_xid(gpu, self._xids[gpu.uuid]) for gpu in gpus]
+            try:
+                uuid = text(nvml.nvmlDeviceGetUUID(handle))
+            except nvml.NVMLError as error:
+                if isinstance(error, nvml.NVMLError_NoPermission):  # but its slices may be ours
+                    gpus += self._slices(handle, index, known)
+                else:
+                    gpus.append(self._failed(index, known, error))
+                continue
+            gpus += self._slices(handle, index, uuid) or [self._gpu(handle, index, uuid)]
+        return gpus
+
+    def _missing(self, gpus: Sequence[Gpu]) -> list[Gpu]:
+        """GPUs that answered once and are not among these."""
+        present = {gpu.parent or gpu.uuid: gpu for gpu in gpus}
+        self._known.update({uuid: gpu.index for uuid, gpu in present.items()
+                            if not gpu.lost and not uuid.startswith(_NAMELESS)})
+        return [Gpu(index=index, uuid=uuid, lost=_NOT_LISTED) for uuid, index in self._known.items()
+                if uuid not in present]
+
+    def _failed(self, index: int, uuid: str, error: Exception, parent: str = "") -> Gpu:
+        """A GPU that answers nothing."""
+        if not self._fell(error):
+            self._silent.append(str(error))
+        for key in [key for key in self._refused if key[0] == uuid]:
+            del self._refused[key]  # once it comes back, it may answer all
+        return Gpu(index=index, uuid=uuid, parent=parent, lost=str(error), xid=self._xid(uuid, parent))
+
+    def _fell(self, error: Exception) -> bool:
+        """Whether an error tells that the GPU itself is out of service."""
+        nvml = self._nvml
+        return isinstance(error, (nvml.NVMLError_GpuIsLost, nvml.NVMLError_GpuNotFound, nvml.NVMLError_ResetRequired))
 
     def _slices(self, handle: Any, index: int, parent: str) -> list[Gpu]:
         """The MIG slices of a GPU, empty where it is not cut up."""
         nvml = self._nvml
-        mode = self._field(parent, "mig", lambda: nvml.nvmlDeviceGetMigMode(handle)[0])
-        if not mode:
-            return []
         slices = []
-        for place in range(self._field(parent, "mig_slices", lambda: nvml.nvmlDeviceGetMaxMigDeviceCount(handle)) or 0):
+        try:
+            # A GPU that may not be asked whether it is cut up may still name its slices.
+            if self._field(parent, "mig", lambda: nvml.nvmlDeviceGetMigMode(handle)[0]) == 0:
+                return []
+            places = self._field(parent, "mig_slices", lambda: nvml.nvmlDeviceGetMaxMigDeviceCount(handle)) or 0
+        except nvml.NVMLError:
+            return []  # the same befalls its fields, and is told there
+        for place in range(places):
             try:
                 part = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place)
-                uuid = _text(nvml.nvmlDeviceGetUUID(part))
+                uuid = text(nvml.nvmlDeviceGetUUID(part))
             except nvml.NVMLError:
                 continue  # that place is empty
             slices.append(self._gpu(part, index, uuid, parent))
@@ -125,48 +183,36 @@ class Nvml:
 
     def _gpu(self, handle: Any, index: int, uuid: str, parent: str = "") -> Gpu:
         nvml = self._nvml
-
-        def field(name: str, ask: Callable[[], Any]) -> Any:
-            return self._field(uuid, name, ask)
-
         try:
-            total, used, reserved, free = self._memory(handle, uuid)
-            busy = field("utilization", lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
-            power = field("power_watts", lambda: nvml.nvmlDeviceGetPowerUsage(handle))
-            limit = field("power_limit_watts", lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle))
-            clock = field("sm_clock_hertz", lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))
-            warm = field("temperature_celsius",
-                         lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))
-            errors = field("ecc_uncorrected", lambda: nvml.nvmlDeviceGetTotalEccErrors(
-                handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC))
-            processes = field("processes", lambda: self._processes(handle))
-            name = field("name", lambda: _text(nvml.nvmlDeviceGetName(handle))) or ""
-        except nvml.NVMLError as error:  # the GPU itself, not one of its fields
-            return Gpu(index=index, uuid=uuid, parent=parent, lost=str(error))
+            memory = self._memory(handle, uuid)
+            told = {name: self._field(uuid, name, ask) for name, ask in asks(nvml, handle).items()}
+            name = self._field(uuid, "name", lambda: text(nvml.nvmlDeviceGetName(handle)))
+        except nvml.NVMLError as error:
+            return self._failed(index, uuid, error, parent)
+        refused = {field: why for (owner, field), (_, why) in self._refused.items() if owner == uuid}
+        if memory is None and all(value is None for value in told.values()):
+            unknown = next((why for why in refused.values() if isinstance(why, nvml.NVMLError_Unknown)), None)
+            if unknown is not None:  # one field that fails so is that field's fault: some GPUs' power does
+                return self._failed(index, uuid, unknown, parent)
+        processes = processes_of(told.pop("processes"), told.pop("graphics"))
         return Gpu(
-            index=index, uuid=uuid, name=name, parent=parent, memory_total=total, memory_used=used,
-            memory_reserved=reserved, memory_free=free, utilization=None if busy is None else busy / 100,
-            power_watts=None if power is None else power / 1000,
-            power_limit_watts=None if limit is None else limit / 1000,
-            temperature_celsius=None if warm is None else float(warm),
-            sm_clock_hertz=None if clock is None else clock * 1e6, ecc_uncorrected=errors, processes=processes,
-            unsupported=tuple(sorted(name for owner, name in self._refused if owner == uuid and name in _FIELDS)))
+            index=index, uuid=uuid, name=name or "", parent=parent, memory_total=getattr(memory, "total", None),
+            memory_used=getattr(memory, "used", None), memory_reserved=getattr(memory, "reserved", None),
+            memory_free=getattr(memory, "free", None), processes=processes, xid=self._xid(uuid, parent),
+            unsupported=tuple(sorted(refused.keys() & set(FIELDS))), **told)
 
-    def _memory(self, handle: Any, uuid: str) -> tuple[int | None, int | None, int | None, int | None]:
-        """Total, used, reserved and free bytes. The first form of the call counts what the driver reserves as used; the
-        second tells it apart."""
-        nvml = self._nvml
-        both = self._field(uuid, "memory_reserved", lambda: nvml.nvmlDeviceGetMemoryInfo(
-            handle, version=nvml.nvmlMemory_v2))
-        if both is not None:
-            self._refused.pop((uuid, "memory_used"), None)
-            return both.total, both.used, both.reserved, both.free
-        one = self._field(uuid, "memory_used", lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
-        return (one.total, one.used, None, one.free) if one is not None else (None, None, None, None)
+    def _memory(self, handle: Any, uuid: str) -> Any:
+        """The driver's answer on memory, None without one."""
+        for name, ask in memory_asks(self._nvml, handle):
+            memory = self._field(uuid, name, ask)
+            if memory is not None and memory.total:  # 0 of 0 is no answer
+                if name == "memory_reserved":
+                    self._refused.pop((uuid, "memory_used"), None)
+                return memory
+        return None
 
-    def _processes(self, handle: Any) -> tuple[Process, ...]:
-        found = self._nvml.nvmlDeviceGetComputeRunningProcesses(handle)[:_MAX_PROCESSES]
-        return tuple(Process(pid=process.pid, gpu_bytes=process.usedGpuMemory) for process in found)
+    def _xid(self, uuid: str, parent: str) -> int | None:
+        return self._xids.of(parent or uuid) if self._xids is not None else None
 
     def _field(self, uuid: str, name: str, ask: Callable[[], Any]) -> Any:
         """A field's value; None where the GPU does not answer it.
@@ -174,57 +220,16 @@ class Nvml:
         Raises:
             NVMLError: the GPU or the driver is gone.
         """
+        nvml = self._nvml
         refused = self._refused.get((uuid, name))
-        if refused is not None and self._reads - refused < _AGAIN_AFTER_READS:
+        if refused is not None and self._reads - refused[0] < _AGAIN_AFTER_READS:
             return None
         try:
             value = ask()
-        except self._nvml.NVMLError as error:
-            if isinstance(error, (self._nvml.NVMLError_GpuIsLost, self._nvml.NVMLError_Uninitialized,
-                                  self._nvml.NVMLError_Unknown, self._nvml.NVMLError_GpuNotFound)):
+        except (nvml.NVMLError, AttributeError) as error:  # the second: bindings that lack the call
+            if self._fell(error) or isinstance(error, nvml.NVMLError_Uninitialized):
                 raise
-            self._refused[uuid, name] = self._reads
+            self._refused[uuid, name] = (self._reads, error)
             return None
         self._refused.pop((uuid, name), None)
         return value
-
-    def _take_events(self) -> None:
-        """Remember the last Xid of each GPU, as far as the driver tells them without waiting."""
-        nvml = self._nvml
-        if self._events is None:
-            self._events = False
-            events = self._quietly(nvml.nvmlEventSetCreate)
-            if events is None:
-                return
-            for index in range(_MAX_GPUS):
-                handle = self._quietly(lambda: nvml.nvmlDeviceGetHandleByIndex(index))  # noqa: B023 - called at once
-                if handle is None:
-                    break
-                self._quietly(lambda: nvml.nvmlDeviceRegisterEvents(
-                    handle, nvml.nvmlEventTypeXidCriticalError, events))  # noqa: B023
-            self._events = events
-        for _ in range(20 if self._events else 0):
-            event = self._quietly(lambda: nvml.nvmlEventSetWait_v2(self._events, 0))
-            if event is None:
-                return
-            uuid = self._quietly(lambda: nvml.nvmlDeviceGetUUID(event.device))  # noqa: B023
-            if uuid is not None and event.eventType & nvml.nvmlEventTypeXidCriticalError:
-                self._xids[_text(uuid)] = int(event.eventData)
-
-    def _quietly(self, call: Callable[[], Any]) -> Any:
-        try:
-            return call()
-        except self._nvml.NVMLError:
-            return None
-
-
-_FIELDS = {"memory_reserved", "memory_used", "utilization", "power_watts", "power_limit_watts", "sm_clock_hertz",
-           "temperature_celsius", "ecc_uncorrected", "processes", "name"}
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
-
-
-def _with_xid(gpu: Gpu, xid: int) -> Gpu:
-    return replace(gpu, xid=xid)

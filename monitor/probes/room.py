@@ -10,7 +10,9 @@ from monitor.facts import CheckpointFacts, Facts, NodeFacts, RayFacts
 from monitor.probes.loop import Loop
 from monitor.verl_config import Value
 
-RUN_EVERY_SECONDS = 30.0
+RUN_EVERY = 6.0
+"""Looks at nodes for one at checkpoints, which change slowly and lie on file systems that are."""
+
 SILENT_AFTER = 3.0
 """Looks that a probe may miss before what it told last counts as old."""
 
@@ -87,9 +89,12 @@ class Room:
         self._ray: tuple[str, RaySource] | None = None
         self._wants_tasks = False
         self._places: Mapping[str, RunPlace] = {}
+        self._facts: Facts | None = None
+        self._none: tuple[Mapping[str, CheckpointFacts], Mapping[str, int]] = ({}, {})
         self._node_loop = Loop(node.read, "node probe", every_seconds) if node else None
         self._ray_loop = Loop(self._read_ray, "Ray probe", every_seconds) if cluster or dashboard else None
-        self._run_loop = Loop(lambda: runs(self._places), "checkpoint probe", RUN_EVERY_SECONDS) if runs else None
+        self._run_loop = Loop(
+            lambda: runs(self._places), "checkpoint probe", RUN_EVERY * every_seconds) if runs else None
 
     def start(self) -> None:
         """Begin to look."""
@@ -126,11 +131,14 @@ class Room:
         return self._ray[1].read(tasks=self._wants_tasks) if self._ray else None
 
     def facts(self) -> Facts:
-        """What the probes last told, with what is old marked so."""
+        """What the probes last told, with what is old marked so; the same object as before while nothing is new."""
         now = self._clock()
-        checkpoints, sizes = (self._run_loop.latest if self._run_loop else None) or ({}, {})
-        return Facts(time_seconds=now, nodes=tuple(self._nodes(now)), ray=self._ray_facts(now),
-                     checkpoints=checkpoints, model_bytes=sizes)
+        checkpoints, sizes = (self._run_loop.latest if self._run_loop else None) or self._none
+        facts = Facts(time_seconds=now, nodes=tuple(self._nodes(now)), ray=self._ray_facts(now),
+                      checkpoints=checkpoints, model_bytes=sizes)
+        if self._facts is None or not _same(self._facts, facts):
+            self._facts = facts
+        return self._facts
 
     def _nodes(self, now: float) -> Sequence[NodeFacts]:
         cluster = self._cluster.nodes if self._cluster else ()
@@ -150,3 +158,9 @@ class Room:
         if self._ray_loop and self._ray_loop.age > SILENT_AFTER * self._every + 60:
             return replace(facts, reachable=False, detail="the probe of Ray has stopped answering")
         return facts
+
+
+def _same(one: Facts, other: Facts) -> bool:
+    """Whether no probe has told anything new between them."""
+    return (one.ray is other.ray and one.checkpoints is other.checkpoints and len(one.nodes) == len(other.nodes)
+            and all(old is new for old, new in zip(one.nodes, other.nodes, strict=True)))

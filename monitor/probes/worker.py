@@ -58,7 +58,15 @@ class Worker(Generic[T]):
             raise result
         return result
 
+    def settle(self, seconds: float) -> bool:
+        """Wait so long at most for a call that is out; whether none is out then. Blocking."""
+        thread = self._thread
+        if thread is not None:
+            thread.join(seconds)
+        return not self.outstanding
+
     @property
     def outstanding(self) -> bool:
         """Whether a call is out that has not come back."""
-        return self._thread is not None and self._thread.is_alive()
+        thread = self._thread  # whoever asks may be another thread than the one that set it
+        return thread is not None and thread.is_alive()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,10 @@ def test_a_run_from_its_beginning_to_its_end(stub: Stub, monkeypatch: pytest.Mon
     run.log({"loss": float("inf")}, 1)
     run.finish(3)
     assert {name for name, _, _ in stub.received} == {"a/b c"}
-    assert stub.bodies("config") == [{"project": "p", "incarnation": run.who.incarnation, "config": {"lr": 1.0}}]
+    [told] = stub.bodies("config")
+    # Beside the configuration: where its relative paths begin, and the Ray job, of which there is none here.
+    assert told == {"project": "p", "incarnation": run.who.incarnation, "config": {
+        "lr": 1.0, "verl_monitor": {"cwd": os.getcwd(), "ray_job": os.environ.get("RAY_JOB_ID", "")}}}
     steps = [step for body in stub.bodies("steps") for step in body["steps"]]
     assert [(s["step"], s["seq"], s["values"]) for s in steps] == [
         (1, 0, {"loss": "nan", "kl": 0.5, "none": None}), (1, 1, {"loss": "inf"})]

@@ -93,7 +93,7 @@ TRAIN = """
 def test_a_run_is_sent(verl: Path, stub: Stub, hook: bool) -> None:
     assert run(verl, TRAIN, url=stub.url, hook=hook) == "ok log Times.\n"
     assert stub.steps() == [1, 2, 3]
-    assert stub.bodies("config")[0]["config"] == {"a": {"b": 1}}
+    assert stub.bodies("config")[0]["config"]["a"] == {"b": 1}
     assert stub.bodies("steps")[0]["project"] == "proj"
     assert "gen" in [body["phase"] for body in stub.bodies("phase")]
     assert stub.bodies("finish")[0]["exit_code"] == 0

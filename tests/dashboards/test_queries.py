@@ -20,6 +20,7 @@ from monitor.engine import Engine
 from monitor.model import RawStep, RunState
 from tests.helpers import CASES, LAB, rows, wait_for
 from tests.probes.fakenvml import build, environment
+from tests.probes.test_checkpoints import save
 from tests.servers import get, get_json, monitor, prometheus
 
 DASHBOARD: dict[str, Any] = json.loads(OUTPUT.read_text())
@@ -36,6 +37,7 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     logs = folder / "logs"
     logs.mkdir()
     (folder / "state").write_text(f"total 80000000000\nused 30000000000\nproc {os.getpid()} 29000000000\n")
+    save(folder / "checkpoints" / "logs" / "failing", 2)
     library = build(folder / "library")  # GPU panels speak, too
     with monitor(logs, log=folder / "monitor.log", options=["--retain-ended", "4"],
                  environment=environment(library, folder)) as url:

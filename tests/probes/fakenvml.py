@@ -75,6 +75,11 @@ class Driver:
         path = self._folder / "calls"
         return path.stat().st_size if path.exists() else 0
 
+    @property
+    def log(self) -> str:
+        """What the probe logged as a warning."""
+        return (self._folder / "log").read_text()
+
     def _say(self, line: str) -> dict[str, Any]:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -94,8 +99,9 @@ def environment(library: Path, folder: Path) -> dict[str, str]:
 def driver(library: Path, folder: Path) -> Iterator[Driver]:
     """A probe on the fake driver."""
     (folder / "state").write_text("")
-    process = subprocess.Popen([sys.executable, "-c", _READER], cwd=REPOSITORY, env=environment(library, folder),
-                               stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen([sys.executable, "-c", _READER], cwd=REPOSITORY, env=environment(library, folder),
+                                   stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True)
     try:
         yield Driver(folder, process)
     finally:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,17 +13,6 @@ from tests.helpers import REPOSITORY
 from tests.probes.fakenvml import Driver, build, driver, environment
 
 NOT_SUPPORTED, NO_PERMISSION, DRIVER_NOT_LOADED, GPU_IS_LOST, UNKNOWN = 3, 4, 9, 15, 999
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(tmp_path_factory.mktemp("nvml"))
-
-
-@pytest.fixture
-def fake(library: Path, tmp_path: Path) -> Iterator[Driver]:
-    with driver(library, tmp_path) as it:
-        yield it
 
 
 def test_a_gpu_that_answers(fake: Driver) -> None:
@@ -87,9 +75,6 @@ def test_50_slices_are_named_by_their_own_uuid_and_have_no_utilisation(fake: Dri
     assert [(gpu["uuid"], gpu["parent"], gpu["utilization"]) for gpu in gpus] == [
         ("MIG-0", "GPU-0", None), ("MIG-1", "GPU-0", None)]
     assert all(gpu["memory_used"] == 30000 and gpu["unsupported"] == ["utilization"] for gpu in gpus)
-    fake.set(f"handle {NO_PERMISSION}")  # the parent may be another one's
-    facts = fake.read()
-    assert (facts["gpu_state"], facts["gpus"]) == ("none", [])
 
 
 @pytest.mark.parametrize(("refused", "code", "unsupported"), [
@@ -128,7 +113,7 @@ def test_52_a_driver_without_devices_is_no_fault(fake: Driver) -> None:
     assert fake.read()["gpu_state"] == "none"
     fake.set("count 0")
     facts = fake.read(61)
-    assert (facts["gpu_state"], facts["detail"]) == ("none", "the NVIDIA driver has no GPU here")
+    assert (facts["gpu_state"], facts["detail"]) == ("none", "the NVIDIA driver has no GPU here (none listed)")
 
 
 def test_52_without_the_bindings_nothing_is_looked_at() -> None:
@@ -143,13 +128,24 @@ def test_52_without_the_bindings_nothing_is_looked_at() -> None:
     assert "pip install nvidia-ml-py" in detail
 
 
-def test_53_one_gpu_that_is_lost_does_not_hide_the_others(fake: Driver) -> None:
+@pytest.mark.parametrize("symbol", ["handle", "nvmlDeviceGetUUID", "nvmlDeviceGetPowerUsage"])
+def test_53_one_gpu_that_is_lost_does_not_hide_the_others(fake: Driver, symbol: str) -> None:
     fake.set("count 2")
     fake.read()
-    fake.set("count 2", f"nvmlDeviceGetPowerUsage {GPU_IS_LOST}")
+    fake.set("count 2", f"{symbol}@0 {GPU_IS_LOST}")
     facts = fake.read()
     assert facts["gpu_state"] == "ok"
-    assert [gpu["lost"] for gpu in facts["gpus"]] == ["GPU is lost", "GPU is lost"]
+    assert [(gpu["uuid"], gpu["lost"], gpu["memory_used"]) for gpu in facts["gpus"]] == [
+        ("GPU-0", "GPU is lost", None), ("GPU-1", "", 30000)]
+    fake.set("count 2")
+    assert [gpu["lost"] for gpu in fake.read()["gpus"]] == ["", ""]
+
+
+def test_53_the_only_gpu_may_be_lost_while_the_driver_is_not(fake: Driver) -> None:
+    fake.read()
+    fake.set(f"handle {GPU_IS_LOST}")
+    facts = fake.read()
+    assert (facts["gpu_state"], [gpu["lost"] for gpu in facts["gpus"]]) == ("ok", ["GPU is lost"])
 
 
 def test_53_the_last_xid_stays(fake: Driver) -> None:

@@ -136,7 +136,9 @@ def test_running_tasks_are_asked_for_once_a_run_is_silent() -> None:
     room.close()
 
 
-def test_a_service_finds_a_runs_checkpoints_and_says_what_they_lack(tmp_path: Path) -> None:
+def test_a_service_finds_a_runs_checkpoints_and_says_what_they_lack(tmp_path: Path,
+                                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VERL_MONITOR_SERVE_PROBES__EVERY_SECONDS", "0.5")
     log = tmp_path / "logs" / "math" / "exp.jsonl"
     log.parent.mkdir(parents=True)
     directory = tmp_path / "checkpoints" / "math" / "exp"
