@@ -15,7 +15,7 @@ from typing import Any
 
 from monitor.facts import GpuState, NodeFacts, RayFacts
 from monitor.probes.exchange import shifted, unpack_node, unpack_ray
-from monitor.probes.nvml import Nvml
+from monitor.probes.node import NodeProbe
 from monitor.probes.room import Room
 
 
@@ -73,9 +73,9 @@ class RecordedRay:
 
 def recorded_room(clock: Callable[[], float], seconds_to_hang: float) -> Room | None:
     """A room of recorded facts; None where this machine has GPUs of its own."""
-    nvml = Nvml(time.monotonic)
-    state = nvml.read()[0]
-    nvml.close()
+    own = NodeProbe("here", time.monotonic)
+    state = own.read().gpu_state
+    own.close()
     if state is GpuState.OK:
         return None
     recording = Recording(clock, seconds_to_hang)
