@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
-from monitor.catalog import BY_NAME, label_map, metric_of
+from monitor.catalog import label_map, metric_of
 from monitor.metric import Metric
 from monitor.model import RunState
 from monitor.units import Unit
@@ -98,7 +98,7 @@ def series_query(series: str, *, name: bool = False) -> Query:
 def words_of(metric: Metric) -> str:
     """A metric's name in words, without its unit.
 
-    >>> words_of(BY_NAME["kl_divergence"]), words_of(BY_NAME["response_length_tokens"])
+    >>> words_of(metric_of("kl_divergence")), words_of(metric_of("response_length_tokens"))
     ('KL divergence', 'response length')
     """
     bare = metric.name.removesuffix("_" + metric.unit.suffix) if metric.unit.suffix else metric.name
@@ -148,4 +148,4 @@ def metric_named(name: str) -> Metric:
     Raises:
         KeyError: there is none of that name.
     """
-    return BY_NAME[name]
+    return metric_of(name)

@@ -11,26 +11,28 @@ from typing import Any
 import pytest
 import yaml
 
-from dashboards.build import OUTPUT, UID, main, render
+from dashboards.build import DASHBOARDS, UID, main, render
 from monitor.catalog import METRICS
 from monitor.detectors import DETECTORS
 from monitor.machine_metrics import MACHINE
 from tests.helpers import REPOSITORY
 
-DASHBOARD: dict[str, Any] = json.loads(OUTPUT.read_text())
-PANELS: list[dict[str, Any]] = [p for p in DASHBOARD["panels"] if p["type"] != "row"]
+ALL: list[dict[str, Any]] = [json.loads(path.read_text()) for path in DASHBOARDS]
+DASHBOARD = ALL[0]
+PANELS: list[dict[str, Any]] = [p for d in ALL for p in d["panels"] if p["type"] != "row"]
 every_panel = pytest.mark.parametrize("panel", PANELS, ids=lambda p: p["title"])
+every_dashboard = pytest.mark.parametrize("board", ALL, ids=lambda d: d["uid"])
 
 
 def test_the_committed_file_is_what_the_code_builds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert OUTPUT.read_text() == render(), "run `make generate`"
+    for path in DASHBOARDS:
+        assert path.read_text() == render(output=path), "run `make generate`"
     assert main(["--check"]) == 0
-    other = tmp_path / "other.json"
-    assert main(["--check", "--output", str(other)]) == 1
-    assert "not up to date" in capsys.readouterr().err
-    assert not other.exists()
-    assert main(["--output", str(other)]) == 0
-    assert other.read_text() == OUTPUT.read_text()
+    assert main(["--check", "--output", str(tmp_path)]) == 1
+    assert capsys.readouterr().err.count("not up to date") == len(DASHBOARDS)
+    assert not list(tmp_path.iterdir())
+    assert main(["--output", str(tmp_path)]) == 0
+    assert all((tmp_path / path.name).read_text() == path.read_text() for path in DASHBOARDS)
 
 
 def test_identity_and_variables() -> None:
@@ -41,14 +43,25 @@ def test_identity_and_variables() -> None:
     assert variables["run"]["refresh"] == 2, "runs that ended inside the range are found when the range changes"
 
 
-def test_panels_tile_the_grid() -> None:
-    ids = [p["id"] for p in DASHBOARD["panels"]]
+def test_the_machines_are_chosen_by_node() -> None:
+    board = ALL[1]
+    variables = {v["name"]: v for v in board["templating"]["list"]}
+    assert list(variables) == ["datasource", "node"]
+    assert variables["node"]["query"] == "label_values(verl_node_probe_up, node)"
+    assert len({d["uid"] for d in ALL}) == len(ALL)
+    linked = {link["url"] for d in ALL for link in d["links"]}
+    assert {f"/d/{d['uid']}" for d in ALL} <= linked
+
+
+@every_dashboard
+def test_panels_tile_the_grid(board: dict[str, Any]) -> None:
+    ids = [p["id"] for p in board["panels"]]
     assert len(set(ids)) == len(ids)
     assert all(ids)
-    for panel in DASHBOARD["panels"]:
+    for panel in board["panels"]:
         place = panel["gridPos"]
         assert 0 <= place["x"] < place["x"] + place["w"] <= 24, panel["title"]
-    for one, other in combinations(DASHBOARD["panels"], 2):
+    for one, other in combinations(board["panels"], 2):
         a, b = one["gridPos"], other["gridPos"]
         apart = (a["x"] + a["w"] <= b["x"] or b["x"] + b["w"] <= a["x"]
                  or a["y"] + a["h"] <= b["y"] or b["y"] + b["h"] <= a["y"])

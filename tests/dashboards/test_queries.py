@@ -14,13 +14,14 @@ from typing import Any
 
 import pytest
 
-from dashboards.build import OUTPUT
+from dashboards.build import DASHBOARDS, OUTPUT
 from dashboards.queries import aggregate
 from monitor.engine import Engine
 from monitor.model import RawStep, RunState
 from tests.helpers import CASES, LAB, rows, wait_for
 from tests.probes.fakenvml import build, environment
 from tests.probes.test_checkpoints import save
+from tests.probes.test_ray_state import cluster, dashboard, listed
 from tests.servers import get, get_json, monitor, prometheus
 
 DASHBOARD: dict[str, Any] = json.loads(OUTPUT.read_text())
@@ -28,6 +29,13 @@ DASHBOARD: dict[str, Any] = json.loads(OUTPUT.read_text())
 # One run each that makes a panel speak. A panel may ask for what a well run does not have (findings), and for what only
 # an active run has (silence).
 RUNS = {"failing": "ppo-critic-swing", "nan": "01_nan_onset_as_null", "ended": "ppo-kl-runaway"}
+
+
+def _ray(path: str, query: dict[str, list[str]]) -> object:
+    """A small cluster."""
+    if path == "/api/v0/nodes":
+        return listed({"node_id": "n", "state": "ALIVE", "resources_total": {"GPU": 8.0, "CPU": 64.0}})
+    return cluster(path, query)
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +47,9 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     (folder / "state").write_text(f"total 80000000000\nused 30000000000\nproc {os.getpid()} 29000000000\n")
     save(folder / "checkpoints" / "logs" / "failing", 2)
     library = build(folder / "library")  # GPU panels speak, too
-    with monitor(logs, log=folder / "monitor.log", options=["--retain-ended", "4"],
-                 environment=environment(library, folder)) as url:
+    with dashboard(_ray) as ray, monitor(
+            logs, log=folder / "monitor.log", options=["--retain-ended", "4", "--ray-address", ray],
+            environment=environment(library, folder)) as url:
         config = f"""
 global: {{scrape_interval: 1s, evaluation_interval: 1s}}
 scrape_configs:
@@ -67,7 +76,8 @@ scrape_configs:
 
 
 def _substituted(expr: str, run: str) -> str:
-    for name, value in (("$__range", "5m"), ("$__rate_interval", "10s"), ("$__interval", "1s"), ("$run", run)):
+    for name, value in (("$__range", "5m"), ("$__rate_interval", "10s"), ("$__interval", "1s"), ("$run", run),
+                        ("$node", ".*")):
         expr = expr.replace(name, value)
     assert "$" not in expr.replace('"$1"', ""), expr
     return expr
@@ -99,7 +109,8 @@ def _numbers() -> set[tuple[str, str]]:
     return out
 
 
-TARGETS = [(p["title"], t) for p in DASHBOARD["panels"] for t in p.get("targets", [])]
+BOARDS: list[dict[str, Any]] = [json.loads(path.read_text()) for path in DASHBOARDS]
+TARGETS = [(p["title"], t) for board in BOARDS for p in board["panels"] for t in p.get("targets", [])]
 
 
 @pytest.mark.parametrize(("title", "target"), TARGETS, ids=[f"{t} {q['refId']}" for t, q in TARGETS])
