@@ -39,7 +39,7 @@ _PLACE = """
 import json, sys, time
 import ray
 from ray.util.placement_group import placement_group, remove_placement_group
-ray.init(address=sys.argv[1] if len(sys.argv) > 1 else None, log_to_driver=False, logging_level=40,
+ray.init(address=sys.argv[1] if len(sys.argv) > 1 else "local", log_to_driver=False, logging_level=40,
          include_dashboard=None if len(sys.argv) > 1 else False)
 begun = time.monotonic()
 group = placement_group([{"CPU": 0.001}])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from monitor.preflight.check import Check, Result, error, good, skipped, warning
+from monitor.preflight.model import model_of
 from monitor.preflight.setup import Setup
 
 _LONG = 2048  # tokens; the guide's long context
@@ -68,6 +69,10 @@ def _sequences(setup: Setup) -> Result:
     if limit is not None and limit < whole:
         return error(f"rollout.max_model_len is {limit:.0f}, and prompt and response may have {whole:.0f} tokens",
                      f"actor_rollout_ref.rollout.max_model_len={whole:.0f}")
+    positions = model_of(setup).positions
+    if positions and positions < whole:
+        return error(f"the model was made for {positions} tokens, and prompt and response may have {whole:.0f}",
+                     "data.max_response_length: lower, or a model for longer sequences (rope scaling)")
     for role, dynamic, tokens, parallel in (
         ("actor", "actor_rollout_ref.actor.use_dynamic_bsz", "actor_rollout_ref.actor.ppo_max_token_len_per_gpu",
          "actor_rollout_ref.actor.ulysses_sequence_parallel_size"),

@@ -72,6 +72,7 @@ class Driver:
         alive = {node["NodeID"]: node for node in self._ray.nodes() if node["Alive"]}
         for id_, node in alive.items():
             if id_ not in self._probes:
+                self._drop_gone(_host(node))  # it has come back under a new id
                 self._probes[id_] = _Probe(self._name(node, alive), answered=now)
         for id_, probe in list(self._probes.items()):
             if id_ in alive:
@@ -85,8 +86,13 @@ class Driver:
         self._take()
         return [self._told(probe, time.monotonic()) for probe in self._probes.values()]
 
+    def _drop_gone(self, host: str) -> None:
+        for id_, probe in list(self._probes.items()):
+            if probe.name == host and probe.gone is not None:
+                del self._probes[id_]
+
     def _name(self, node: dict[str, Any], alive: dict[str, dict[str, Any]]) -> str:
-        host = str(node.get("NodeManagerHostname") or node.get("NodeManagerAddress") or node["NodeID"])
+        host = _host(node)
         same = sum(other.get("NodeManagerHostname") == host for other in alive.values())
         taken = any(probe.name == host for probe in self._probes.values())
         return f"{host}-{node['NodeID'][:6]}" if same > 1 or taken else host
@@ -123,6 +129,10 @@ class Driver:
         return {"node": probe.name, "reachable": not probe.detail and probe.facts is not None,
                 "age_seconds": now - probe.answered, "detail": probe.detail or ("" if probe.facts else "not asked yet"),
                 "facts": probe.facts}
+
+
+def _host(node: dict[str, Any]) -> str:
+    return str(node.get("NodeManagerHostname") or node.get("NodeManagerAddress") or node["NodeID"])
 
 
 def _end_with_parent() -> None:

@@ -63,6 +63,45 @@ def test_one_that_is_being_written_says_nothing_and_one_that_was_left_does() -> 
         facts(good(5), left, tracker_step=5)).reason
 
 
+def test_while_the_next_is_saved_nothing_is_said_of_the_one_that_the_tracker_names() -> None:
+    """What verl 0.9.1 shows with max_actor_ckpt_to_keep 1: the actor of step 5 goes before step 10 is whole."""
+    thinned = good(5, missing=("actor/ is missing: verl cannot load the actor",))
+    half = good(10, missing=("data.pt is missing",), modified_seconds=NOW - 30)
+    detector = CheckpointIncomplete()
+    detector.update(observation(10, {"policy_loss": 0.1}))
+    assert detector.probed(facts(thinned, half, tracker_step=5)) is None  # nor is it called well
+    left = replace(half, modified_seconds=NOW - 700)  # the save has failed, and there is nothing to resume from
+    reason = judged(facts(thinned, left, tracker_step=5)).reason
+    assert "global_step_5: actor/ is missing" in reason
+    assert reason.endswith("There is no complete one.")
+
+
+def test_the_rest_of_a_start_before_is_not_this_runs() -> None:
+    """It failed while it saved step 20 and went on from 5; step 20 will be written anew."""
+    left = good(20, missing=("data.pt is missing",), modified_seconds=NOW - 7000)
+    assert judged(facts(good(5), left, tracker_step=5), step=9).status is Status.OK
+    assert "global_step_20: data.pt is missing" in judged(facts(good(5), left, tracker_step=5), step=20).reason
+
+
+def test_checkpoints_beyond_the_run_do_not_hide_that_a_save_is_overdue() -> None:
+    assert "no complete checkpoint for 13 steps" in judged(facts(good(10), good(100), tracker_step=10), step=23).reason
+
+
+@pytest.mark.parametrize(("actor", "critic", "enough"), [
+    (2, 2, True), (2, "none", True), (3, 3, False), (3, 2, False), (2, None, False), (2, 1, False), (1, "none", False),
+    (None, None, False), ("two", 2, False)])
+def test_the_room_of_one_that_verl_removes_first_counts(actor: Any, critic: Any, enough: bool) -> None:
+    detector = CheckpointIncomplete()
+    detector.configured({"trainer.save_freq": 5, "trainer.max_actor_ckpt_to_keep": actor,
+                         "trainer.max_critic_ckpt_to_keep": critic})
+    for step in range(1, 11):
+        detector.update(observation(step, {"policy_loss": 0.1}))
+    has = critic != "none"  # a run without a critic keeps all of none
+    verdict = detector.probed(facts(good(5, critic=has), good(10, critic=has), free_bytes=5 * 10**8))
+    assert verdict is not None
+    assert (verdict.status is Status.OK) == enough
+
+
 def test_older_ones_may_be_thinned_out() -> None:
     assert judged(facts(good(5, missing=("actor/ is missing",)), good(10))).status is Status.OK
 

@@ -147,6 +147,9 @@ def test_a_models_size_from_its_files_its_shape_and_its_name(tmp_path: Path) -> 
     model = model_of(read(None, [f"actor_rollout_ref.model.path={tmp_path}"], {}))
     assert model.parameters == pytest.approx(7.6e9, rel=0.02)  # what such a shape is sold as
     assert (model.heads, model.positions, model.kv_bytes) == (28, 32768, 2 * 28 * 512 * 2)
+    long = outcomes(f"actor_rollout_ref.model.path={tmp_path}", "data.max_response_length=40000")
+    assert long["sequence_limits"][0] == "error"
+    assert "made for 32768 tokens" in long["sequence_limits"][1]
     for name, size in (("org/Model-7B-Instruct", 7e9), ("/x/qwen2.5-0.5b", 0.5e9), ("org/Model-30B-A3B", 30e9),
                        ("org/model", 0.0)):
         assert model_of(read(None, [f"actor_rollout_ref.model.path={name}"], {})).parameters == size

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from monitor.probes import checkpoints
 from monitor.probes.checkpoint_watch import CheckpointWatch, model_bytes
 from monitor.probes.checkpoints import MOST_CHECKPOINTS, TRACKER, Expectation, expectation, find, look, siblings
 from monitor.probes.room import RunPlace
@@ -34,6 +38,19 @@ def save(directory: Path, step: int, *, ranks: int = 2, roles: tuple[str, ...] =
         for path in [folder, *folder.rglob("*")]:
             os.utime(path, (when, when))
     return folder
+
+
+@contextmanager
+def unprivileged() -> Iterator[None]:
+    """Without the rights of root, whom no mode of a file keeps out."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
 
 
 def missing(directory: Path, expected: Expectation = GAE) -> list[str]:
@@ -74,9 +91,12 @@ def test_the_tracker(tmp_path: Path) -> None:
     (tmp_path / TRACKER).write_text("9")
     seen = look(tmp_path, 0.0, GAE)
     assert seen.tracker_step == 9
-    assert "names step 9, and there is no global_step_9" in seen.tracker_problem
+    assert seen.tracker_problem == (f"{TRACKER} names step 9, and there is no global_step_9: "
+                                    "the next start begins from scratch, in silence")
     (tmp_path / TRACKER).write_text("two\n")
-    assert "expected a step, got 'two'" in look(tmp_path, 0.0, GAE).tracker_problem
+    assert look(tmp_path, 0.0, GAE).tracker_problem == f"{TRACKER}: expected a step, got 'two': the next start fails"
+    (tmp_path / TRACKER).write_text("9" * 5000)
+    assert "expected a step, got '99999999999999999999'" in look(tmp_path, 0.0, GAE).tracker_problem
     (tmp_path / TRACKER).unlink()
     assert "the next start begins from scratch" in look(tmp_path, 0.0, GAE).tracker_problem
     assert look(tmp_path, 0.0, Expectation(critic=True, tracker=False)).tracker_problem == ""  # an asynchronous save
@@ -97,6 +117,9 @@ def test_what_the_configuration_leaves_out_is_not_missing(tmp_path: Path) -> Non
     assert expectation(config) == Expectation(critic=True, contents=frozenset(["model", "extra"]), tracker=False)
     assert expectation({"algorithm.adv_estimator": "AdvantageEstimator.GRPO"}).critic is False
     assert expectation({"critic.enable": True}).critic is True
+    # FSDP takes no part in asynchronous saves, and then no one writes the tracker.
+    assert expectation({**config, "actor_rollout_ref.actor.strategy": "fsdp2"}).tracker is True
+    assert expectation({**config, "actor_rollout_ref.actor.strategy": "megatron"}).tracker is False
 
 
 def test_a_critic_in_an_earlier_one_shows_that_the_run_has_one(tmp_path: Path) -> None:
@@ -115,6 +138,52 @@ def test_megatrons_layout_is_not_judged_by_fsdps_files(tmp_path: Path) -> None:
     assert missing(tmp_path) == ["critic/ is missing: verl cannot load the critic"]
 
 
+def test_each_role_has_contents_of_its_own(tmp_path: Path) -> None:
+    for path in (save(tmp_path, 2) / "critic").glob("optim_*"):
+        path.unlink()
+    assert [text.split()[0] for text in missing(tmp_path)] == ["critic/optim_world_size_2_rank_0.pt"]
+    config = flatten({"algorithm": {"adv_estimator": "gae"}, "critic": {"checkpoint": {
+        "save_contents": ["model", "extra"]}}})
+    assert missing(tmp_path, expectation(config)) == []
+
+
+def test_ranks_that_differ_from_those_that_are_to_load_it(tmp_path: Path) -> None:
+    save(tmp_path, 2, roles=("actor",))
+    assert missing(tmp_path, Expectation(world_size=2)) == []
+    assert missing(tmp_path, Expectation(world_size=8)) == [
+        "actor/ was written by 2 ranks and is to be loaded by 8: verl finds no file of theirs"]
+
+
+def test_supervised_training_has_no_roles(tmp_path: Path) -> None:
+    folder = tmp_path / "global_step_5"
+    (folder / "huggingface").mkdir(parents=True)
+    (folder / "huggingface" / "config.json").write_text("{}")
+    for name in ("fsdp_config.json", "data_0.pt", "data_1.pt", "model_world_size_2_rank_0.pt",
+                 "model_world_size_2_rank_1.pt"):
+        (folder / name).write_bytes(b"x")
+    assert missing(tmp_path, Expectation()) == []
+    assert "begins from scratch" in look(tmp_path, 0.0, Expectation()).tracker_problem
+    (folder / "model_world_size_2_rank_1.pt").unlink()
+    assert missing(tmp_path, Expectation()) == [
+        "model_world_size_2_rank_1.pt is missing (rank 1 of 2): the weights cannot be loaded"]
+    (folder / "model_world_size_2_rank_0.pt").unlink()  # before 0.5 it saved the model alone, and no tracker
+    seen = look(tmp_path, 0.0, Expectation())
+    assert (seen.checkpoints[0].missing, seen.tracker_problem) == ((), "")
+
+
+def test_what_cannot_be_read_is_not_called_missing() -> None:
+    with unprivileged(), tempfile.TemporaryDirectory() as name:
+        directory = Path(name) / "exp"
+        folder = save(directory, 2)
+        (folder / "critic" / "model_world_size_2_rank_0.pt").unlink()
+        assert len(missing(directory)) == 1
+        (folder / "critic").chmod(0)
+        try:
+            assert missing(directory) == []
+        finally:
+            (folder / "critic").chmod(0o755)
+
+
 def test_a_directory_that_cannot_be_looked_at_says_why(tmp_path: Path) -> None:
     seen = look(tmp_path / "none" / "exp", 0.0, GAE)
     assert (seen.problem, seen.checkpoints) == ("No such file or directory", ())
@@ -127,6 +196,20 @@ def test_only_the_newest_are_looked_at(tmp_path: Path) -> None:
         (tmp_path / f"global_step_{step}").mkdir()
     seen = look(tmp_path, 0.0, GAE)
     assert [c.step for c in seen.checkpoints] == list(range(31 - MOST_CHECKPOINTS, 31))
+    (tmp_path / TRACKER).write_text("3")  # and the one that verl goes on from
+    seen = look(tmp_path, 0.0, GAE)
+    assert [c.step for c in seen.checkpoints] == [3, *range(31 - MOST_CHECKPOINTS, 31)]
+
+
+def test_very_many_files_are_not_all_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for step in (2, 4, 6):
+        save(tmp_path, step)  # 21 entries each
+    monkeypatch.setattr(checkpoints, "MOST_FILES", 50)
+    assert [c.step for c in look(tmp_path, 0.0, GAE).checkpoints] == [4, 6]
+    (tmp_path / "global_step_6" / "data.pt").unlink()
+    assert len(missing(tmp_path)) == 1
+    monkeypatch.setattr(checkpoints, "MOST_FILES", 10)
+    assert [(c.step, c.missing) for c in look(tmp_path, 0.0, GAE).checkpoints] == [(6, ())]
 
 
 def test_where_a_runs_checkpoints_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,12 +241,23 @@ def test_the_watch_stays_with_a_directory_whose_tracker_goes_and_knows_the_model
                       "actor_rollout_ref": {"model": {"path": str(tmp_path / "model")}}})
     watch = CheckpointWatch(lambda: 5.0)
     places = {"run": RunPlace(config, (), "run"), "other": RunPlace()}
-    checkpoints, sizes = watch.look(places)
-    assert (set(checkpoints), sizes) == ({"run"}, {"run": 30})
+    seen, sizes = watch.look(places)
+    assert (set(seen), sizes) == ({"run"}, {"run": 30})
     (tmp_path / "ckpt" / TRACKER).unlink()
     shutil.rmtree(tmp_path / "ckpt" / "global_step_2")
     assert watch.look(places)[0]["run"].checkpoints == ()
-    assert model_bytes({"actor_rollout_ref.model.path": "someone/a-model"}) == 0
+    assert model_bytes("someone/a-model") == 0
+
+
+def test_a_directory_that_appears_late_is_found_in_the_end(tmp_path: Path) -> None:
+    watch = CheckpointWatch(lambda: 5.0)
+    config = flatten({"trainer": {"default_local_dir": str(tmp_path / "ckpt" / "exp")}})
+    assert watch.look({"run": RunPlace(config, (), "run")})[0] == {}
+    (tmp_path / "ckpt" / "exp").mkdir(parents=True)
+    save(tmp_path / "ckpt" / "exp", 2)
+    found = [bool(watch.look({"run": RunPlace(config, (), "run")})[0]) for _ in range(10)]
+    assert found.index(True) == 8
+    assert found[9]
 
 
 def test_siblings_are_the_projects_other_experiments(tmp_path: Path) -> None:
