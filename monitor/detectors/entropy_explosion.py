@@ -144,7 +144,8 @@ class EntropyExplosion(Detector):
             return finding
         if self._calm is None or self._age % 5 == 0:
             self._calm = Verdict(
-                Status.OK if known else Status.WARMING, score=min(0.99, max(0.0, level / limit)), signal=ENTROPY,
+                Status.OK if known else Status.WARMING, signal=ENTROPY,
+                score=min(0.99, max(0.0, level / limit)) if limit > 0 else 0.0,  # an estimate may be below 0
                 value=level, threshold=limit,
                 reason=f"Entropy is {level:.3g} nats; growth is judged together with the reward from {limit:.3g} nats "
                        f"on.")
@@ -180,8 +181,8 @@ class EntropyExplosion(Detector):
         since = min(left.step, step)  # a restart may have set the counter back
         reward = f"the reward changed by {change:+.3g}" if change == change else "the reward is not logged"
         return Verdict(
-            Status.CRITICAL if critical else Status.WARNING, score=max(1.0, level / limit), since_step=since, hard=hard,
-            signal=ENTROPY, value=level, threshold=limit,
+            Status.CRITICAL if critical else Status.WARNING, score=max(1.0, level / limit) if limit > 0 else 1.0,
+            since_step=since, hard=hard, signal=ENTROPY, value=level, threshold=limit,
             reason=f"Entropy grew to {quantity(level, Unit.NATS)} from {quantity(base, Unit.NATS)} since step {since} "
                    f"while {reward}: the policy becomes random.",
             evidence={"entropy": level, "entropy_before": base, "reward_change": change})

@@ -10,7 +10,7 @@ from monitor.detectors.entropy_explosion import EntropyExplosion
 from monitor.model import Severity
 from tests.detectors.lone import found, made, noisy, renamed
 from tests.detectors.test_entropy_collapse import HEALTHY_CASES
-from tests.helpers import CASES, LAB, rows, shared
+from tests.helpers import CASES, LAB, observation, rows, shared
 
 
 @pytest.mark.parametrize("key", ["actor/entropy", "actor/entropy_loss"])
@@ -66,3 +66,10 @@ def test_without_a_reward_the_growth_alone_decides() -> None:
     data = [(s, {"actor/pg_loss": 0.1, "actor/entropy": d["actor/entropy"]})
             for s, d in made(100, entropy=lambda t: 0.3 + t / 50)]
     assert "not logged" in found(EntropyExplosion, data)[0].reason
+
+
+@pytest.mark.parametrize("entropy", [-0.5, -3.0, 0.0])
+def test_an_estimate_of_nothing_or_less_is_judged_without_an_error(entropy: float) -> None:
+    detector = EntropyExplosion()
+    for step in range(30):
+        assert detector.update(observation(step, {"entropy_nats": entropy})) is not None
