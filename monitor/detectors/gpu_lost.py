@@ -22,6 +22,8 @@ class GpuLostSettings(Settings):
     """Limits of ``gpu_lost``."""
 
     hung_seconds: float = setting(60.0, "s", "Time without an answer of the driver's from which it hangs.")
+    xid_seconds: float = setting(
+        3600.0, "s", "How long a fatal Xid is told while its GPU answers: it may have been reset since.")
     node_seconds: float = setting(10.0, "s", "Time without an answer of a node's probe from which the node is lost.")
 
 
@@ -79,6 +81,7 @@ class GpuLost(MachineDetector):
         super().__init__(settings)
         self._s = cast(GpuLostSettings, self._settings)
         self._well: dict[str, float] = {}  # node -> when its GPUs last answered
+        self._xids: dict[tuple[str, int], float] = {}  # GPU, Xid -> when it was first seen
         self._worked: dict[str, bool] = {}  # node -> whether a job was on it when its probe last answered
 
     def probed(self, facts: Facts) -> Verdict | None:
@@ -86,6 +89,8 @@ class GpuLost(MachineDetector):
         present = {node.node for node in facts.nodes}
         self._well = {name: time for name, time in self._well.items() if name in present}
         self._worked = {name: worked for name, worked in self._worked.items() if name in present}
+        reported = {(gpu.uuid, gpu.xid) for node in facts.nodes for gpu in node.gpus if gpu.xid is not None}
+        self._xids = {key: self._xids.get(key, facts.time_seconds) for key in reported}
         verdicts = [verdict for node in facts.nodes[:_MOST_NODES] for verdict in self._judge(node, facts.time_seconds)]
         if not verdicts:
             seen = any(node.gpu_state is not GpuState.NONE for node in facts.nodes)
@@ -117,13 +122,13 @@ class GpuLost(MachineDetector):
             return [self._found(Status.WARNING, f"The GPU driver of node {node.node} has not answered for "
                                 f"{quantity(silence, Unit.SECONDS)}: a GPU may be sick, and nvidia-smi would hang "
                                 "too.")]
-        return [verdict for gpu in node.gpus for verdict in self._judge_gpu(node, gpu)]
+        return [verdict for gpu in node.gpus for verdict in self._judge_gpu(node, gpu, now)]
 
-    def _judge_gpu(self, node: NodeFacts, gpu: Gpu) -> list[Verdict]:
+    def _judge_gpu(self, node: NodeFacts, gpu: Gpu, now: float) -> list[Verdict]:
         name = f"GPU {gpu.index} of node {node.node} ({gpu.uuid})"
         if gpu.lost:
             return [self._found(Status.CRITICAL, f"{name} does not answer any more: {gpu.lost}.")]
-        if gpu.xid in _FATAL_XID:
+        if gpu.xid in _FATAL_XID and now - self._xids[gpu.uuid, gpu.xid] <= self._s.xid_seconds:
             return [self._found(Status.CRITICAL, f"{name} reports Xid {gpu.xid}: {_FATAL_XID[gpu.xid]}.")]
         return []
 

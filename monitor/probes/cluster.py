@@ -35,7 +35,7 @@ class Cluster:
     def __init__(self, address: str, clock: Callable[[], float], every_seconds: float = 5.0) -> None:
         self._address, self._clock, self._every = address, clock, every_seconds
         self._nodes: dict[str, NodeFacts] = {}
-        self._dashboard, self.detail = "", "not connected yet"
+        self._dashboard, self._detail = "", "not connected yet"
         self._heard = time.monotonic()  # of the driver, its start included
         self._told = -math.inf  # of the nodes
         self._stop = threading.Event()
@@ -48,13 +48,18 @@ class Cluster:
         return self._dashboard
 
     @property
+    def detail(self) -> str:
+        """Why there are no nodes, or why they are old; empty while all is well."""
+        return self._detail
+
+    @property
     def nodes(self) -> tuple[NodeFacts, ...]:
         """The nodes. While nothing comes from the driver none of them counts as reachable."""
         with self._lock:
             nodes = tuple(self._nodes.values())
         if time.monotonic() - self._told <= max(_SILENT_SECONDS / 2, 3 * self._every):
             return nodes
-        return tuple(replace(node, reachable=False, detail=self.detail or "Ray does not answer") for node in nodes)
+        return tuple(replace(node, reachable=False, detail=self._detail or "Ray does not answer") for node in nodes)
 
     def start(self) -> None:
         """Begin."""
@@ -108,9 +113,9 @@ class Cluster:
                 self._heard = time.monotonic()
 
     def _tell(self, why: str) -> None:
-        if why != self.detail:
+        if why != self._detail:
             log.warning("node probes on Ray at %s: %s", self._address, why)
-        self.detail = why
+        self._detail = why
 
     def _take(self, told: dict[str, Any]) -> None:
         if "error" in told:
@@ -131,4 +136,4 @@ class Cluster:
                 str(entry["detail"]) or facts.detail))
         with self._lock:
             self._nodes, self._told = nodes, time.monotonic()
-        self.detail = ""
+        self._detail = ""

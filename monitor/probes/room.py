@@ -50,6 +50,11 @@ class ClusterSource(Protocol):
         """Address of Ray's dashboard, empty while it is not known."""
         ...
 
+    @property
+    def detail(self) -> str:
+        """Why there are none, or why they are old."""
+        ...
+
     def start(self) -> None:
         """Begin."""
         ...
@@ -154,7 +159,8 @@ class Room:
         if facts is None:
             if self._ray_loop is None:
                 return None
-            return RayFacts(time_seconds=now, address=self._dashboard, reachable=False, detail="not reached yet")
+            why = (self._cluster.detail if self._cluster else "") or "not reached yet"
+            return RayFacts(time_seconds=now, address=self._dashboard, reachable=False, detail=why)
         if self._ray_loop and self._ray_loop.age > SILENT_AFTER * self._every + 60:
             return replace(facts, reachable=False, detail="the probe of Ray has stopped answering")
         return facts

@@ -157,6 +157,9 @@ def test_a_gpu_that_is_lost_and_one_that_reports_a_fatal_xid() -> None:
     assert "Xid 79: the GPU has fallen off the bus" in (GpuLost().probed(machine(replace(WELL, xid=79))) or Verdict(
         Status.OK)).reason
     assert status(GpuLost().probed(machine(replace(WELL, xid=31)))) is Status.OK  # a fault of the program
+    detector = GpuLost()
+    told = [status(detector.probed(machine(replace(WELL, xid=79), now=now))) for now in (0.0, 3000.0, 4000.0)]
+    assert told == [Status.CRITICAL, Status.CRITICAL, Status.OK]  # it answers, so it was reset since
 
 
 def test_48_a_monitor_that_lost_its_access_says_only_that() -> None:

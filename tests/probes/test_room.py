@@ -39,7 +39,7 @@ class Node:
 class Nodes:
     """A cluster source under a test's control."""
 
-    dashboard = ""
+    dashboard, detail = "", "expected the package ray, got none"
 
     def __init__(self, *nodes: NodeFacts) -> None:
         self.nodes = nodes
@@ -112,6 +112,9 @@ def test_this_host_is_told_once_whether_ray_has_it_too_or_has_lost_it() -> None:
     room.start()
     wait_for(lambda: room.facts().nodes and own.looks > 1, 5, "a look")
     assert [(n.node, n.detail) for n in room.facts().nodes] == [("own", "by Ray"), ("other", "")]
+    told = room.facts().ray
+    assert told is not None
+    assert (told.reachable, told.detail) == (False, "expected the package ray, got none")
     cluster.nodes = (NodeFacts(node="own", time_seconds=1.0, reachable=False, detail="by Ray"), other)
     assert [(n.node, n.reachable, n.detail) for n in room.facts().nodes] == [("own", True, ""), ("other", True, "")]
     room.close()
