@@ -155,6 +155,8 @@ def test_probes_follow_the_nodes_and_a_dead_head_hangs_nothing(ray: Ray, tmp_pat
         ray.tell("add")
         ray.tell("add")
         wait_for(lambda: nodes() == [True] * 3, 60, "three probes")
+        # The nodes' probes and Ray's dashboard are asked one by one, so the second may be a look behind the first.
+        wait_for(lambda: get_json(f"{url}/api/v1/machine")["ray"]["resources"]["CPU"]["total"] == 12.0, 20, "Ray")
         machine = get_json(f"{url}/api/v1/machine")
         assert len({node["node"] for node in machine["nodes"]}) == 3  # all on one host, each with a name of its own
         assert all(node["host_memory_total_bytes"] for node in machine["nodes"])
