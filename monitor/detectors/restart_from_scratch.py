@@ -118,10 +118,11 @@ class RestartFromScratch(Detector):
         if self._told is not None and self._last <= self._until:
             return self._told
         verdict = None
-        ahead = (seen.tracker_step or 0) - self._last
-        if ahead >= self._s.lost_steps and self._last <= self._s.told_steps:
-            verdict = self._found(seen.tracker_step or 0, f"although {seen.directory} holds a checkpoint of step "
-                                  f"{seen.tracker_step}")
+        # A tracker that points nowhere may name any step; then what is really there counts.
+        complete = max((checkpoint.step for checkpoint in seen.checkpoints if not checkpoint.missing), default=0)
+        held = complete if seen.tracker_step is None or seen.tracker_problem else seen.tracker_step
+        if held - self._last >= self._s.lost_steps and self._last <= self._s.told_steps:
+            verdict = self._found(held, f"although {seen.directory} holds a checkpoint of step {held}")
         elif self._last <= self._s.sibling_steps:
             for other in seen.siblings:
                 if self._left_by(other, Path(seen.directory).name, seen.time_seconds):

@@ -102,6 +102,16 @@ def test_the_room_of_one_that_verl_removes_first_counts(actor: Any, critic: Any,
     assert (verdict.status is Status.OK) == enough
 
 
+def test_verl_does_not_remove_what_the_start_before_has_saved() -> None:
+    detector = CheckpointIncomplete()
+    detector.configured({"trainer.save_freq": 5, "trainer.max_actor_ckpt_to_keep": 2})
+    for step in range(6, 11):  # resumed from 5
+        detector.update(observation(step, {"policy_loss": 0.1}))
+    verdict = detector.probed(facts(good(5), good(10), free_bytes=5 * 10**8))
+    assert verdict is not None
+    assert "are free and the next checkpoint needs" in verdict.reason
+
+
 def test_older_ones_may_be_thinned_out() -> None:
     assert judged(facts(good(5, missing=("actor/ is missing",)), good(10))).status is Status.OK
 
@@ -154,6 +164,15 @@ def test_a_start_that_passes_over_its_own_checkpoint() -> None:
     assert restart(facts(good(40)), 41) == [None]  # resumed
     assert restart(facts(good(40)), 1, mode="disable") == [None]  # meant
     assert restart(facts(good(1)), 1, 2, 3) == [None] * 3
+
+
+def test_a_tracker_that_points_nowhere_or_is_missing_names_no_step_that_is_lost() -> None:
+    nowhere = "names step 999, and there is no global_step_999"
+    assert restart(facts(tracker_step=999, tracker_problem=nowhere), 1) == [None]
+    for tracked, problem in ((999, nowhere), (None, "is missing")):
+        verdict = restart(facts(good(40), tracker_step=tracked, tracker_problem=problem), 1)[0]
+        assert verdict is not None
+        assert "holds a checkpoint of step 40: the training of 40 steps" in verdict.reason
 
 
 def test_a_start_under_another_name() -> None:
